@@ -21,6 +21,9 @@ from pipeline.input.formats import FORMATS, DataFile, recognise
 from pipeline.input.formats.cifar_binary import FixedRecords
 from pipeline.input.read_options import ReadOptions
 
+# The format of a file, its rows, their layout, and its problems. Rows and layout are None if the file is left out; the
+# format is then not used and may be empty.
+FileSurvey = tuple[str, DataFile | None, Layout | None, list["BadRecord"]]
 CONFIRM_BYTES = 1 << 20
 MOST_BROKEN = 100  # undecodable records per file that are left out one by one; beyond, the whole file
 
@@ -112,7 +115,7 @@ def survey(
         The rows, or None if no file has usable ones, and the problems.
     """
 
-    def survey_file(entry: FileInfo) -> tuple[str, DataFile | None, Layout | None, list[BadRecord]]:
+    def survey_file(entry: FileInfo) -> FileSurvey:
         return _survey_file(store, entry, read_options)
 
     format = read_options.format
@@ -142,48 +145,45 @@ def survey(
     return Arrivals(store, uri, format, files, expected, tuple(segments), first), bad_records
 
 
-def _survey_file(
-    store: Store, entry: FileInfo, read_options: ReadOptions
-) -> tuple[str, DataFile | None, Layout | None, list[BadRecord]]:
+def _survey_file(store: Store, entry: FileInfo, read_options: ReadOptions) -> FileSurvey:
+    """Return the format, rows, layout and problems of one file; a file that cannot be read is a problem."""
+    try:
+        return _survey_readable_file(store, store.info(entry.path), read_options)
+    except DataError as error:
+        reason = str(error)
+    except FileNotFoundError:
+        reason = f"{entry.path} no longer existed when its batch began"
+    except PermissionError:
+        reason = f"{entry.path} cannot be read: permission denied"
+    return "", None, None, [BadRecord(entry.path, None, reason, 0)]
+
+
+def _survey_readable_file(store: Store, entry: FileInfo, read_options: ReadOptions) -> FileSurvey:
     """Return the format, rows, layout and problems of one file.
 
-    Rows and layout are None if the file is left out; the format is then not used and may be empty. A file without rows
-    is left out without a problem of its own.
-
-    Args:
-        store: the file system of the file.
-        entry: the file as it was listed; its size is read again here.
-        read_options: format, shape, channels and labels that the user has set.
-    """
+    A file without rows is left out without a problem of its own. Raises DataError for a broken file, OSError for one
+    that cannot be read."""
     bad_records: list[BadRecord] = []
     shape = read_options.shape
+    name = read_options.format or recognise(store, [entry], shape)
+    kind = FORMATS[name]
+    if kind.needs_others:
+        raise DataError(
+            f"{entry.path} is {name}, whose labels are not in the same file; a stream takes each file alone"
+        )
+    # A file that ends within a record keeps its whole records.
+    if isinstance(kind, FixedRecords) and (rest := entry.bytes % kind.record_bytes(shape)):
+        record = entry.bytes // kind.record_bytes(shape)
+        reason = f"{entry.path}: its last record, {record}, has {rest} of {kind.record_bytes(shape)} bytes"
+        bad_records.append(BadRecord(entry.path, record, reason))
+        entry = replace(entry, bytes=entry.bytes - rest)
     try:
-        entry = store.info(entry.path)
-        name = read_options.format or recognise(store, [entry], shape)
-        kind = FORMATS[name]
-        if kind.needs_others:
-            raise DataError(
-                f"{entry.path} is {name}, whose labels are not in the same file; a stream takes each file alone"
-            )
-        # A file that ends within a record keeps its whole records.
-        if isinstance(kind, FixedRecords) and (rest := entry.bytes % kind.record_bytes(shape)):
-            record = entry.bytes // kind.record_bytes(shape)
-            reason = f"{entry.path}: its last record, {record}, has {rest} of {kind.record_bytes(shape)} bytes"
-            bad_records.append(BadRecord(entry.path, record, reason))
-            entry = replace(entry, bytes=entry.bytes - rest)
-        try:
-            file, layout = kind.survey(store, entry, read_options)
-        except DataError:
-            # A file system error looks like broken data. Only a file that can be read to its end is judged.
-            check_readable(store, entry.path)
-            file, layout = kind.survey(store, entry, read_options)
-        file, layout = with_conversion(file, layout, read_options)
-    except DataError as error:
-        return "", None, None, [BadRecord(entry.path, None, str(error), 0)]
-    except FileNotFoundError:
-        return "", None, None, [BadRecord(entry.path, None, f"{entry.path} no longer existed when its batch began", 0)]
-    except PermissionError:
-        return "", None, None, [BadRecord(entry.path, None, f"{entry.path} cannot be read: permission denied", 0)]
+        file, layout = kind.survey(store, entry, read_options)
+    except DataError:
+        # A file system error looks like broken data. Only a file that can be read to its end is judged.
+        check_readable(store, entry.path)
+        file, layout = kind.survey(store, entry, read_options)
+    file, layout = with_conversion(file, layout, read_options)
     if not file.rows:
         return "", None, None, bad_records
     if read_options.unlabelled:

@@ -220,12 +220,11 @@ def discover(
         UsageError: an unknown format.
     """
     read_options = replace(read_options, evaluation=evaluation)
-    shape = read_options.shape
     format = read_options.format
     if format is not None and format not in FORMATS:
         raise UsageError(f"--format {format}: choose one of {', '.join(FORMATS)}")
     entries = input_files(store, uri, evaluation, folders=format is not None and FORMATS[format].reads_folders)
-    name = format or recognise(store, entries, shape)
+    name = format or recognise(store, entries, read_options.shape)
     kind: Format = FORMATS[name]
     if (read_options.image_column or read_options.label_column) and not kind.names_columns:
         flag = "--image-column" if read_options.image_column else "--label-column"
@@ -239,28 +238,15 @@ def discover(
             raise error
         if file.rows == 0 and kind.may_be_empty and len(entries) > 1:
             continue
-        if file.rows == 0:
-            raise DataError(f"{entry.path} is empty: 0 rows; remove it or restore it")
         # The folder of the input itself is no class.
         labelled = layout.labelled and not (entry.is_dir and entry.path == uri)
-        if not labelled and not read_options.unlabelled:
-            raise DataError(
-                f"{entry.path} has no labels: {kind.labels_in}; give --unlabelled to shard rows without labels"
-            )
-        # Image files have a size of their own, so a declared one must not be ignored in silence.
-        if shape and file.encoded and layout.shape[1:] != shape[1:] and not read_options.resize:
-            size = "x".join(map(str, shape))
-            raise DataError(
-                f"{entry.path} holds {layout.describe()}, not --image-shape {size}; leave it out, or --resize"
-                f" {shape[1]}x{shape[2]}"
-            )
+        _check_rows(kind, file, replace(layout, labelled=labelled), read_options)
         file, layout = with_conversion(file, layout, read_options)
         surveyed.append((file, layout.drop_labels() if read_options.unlabelled else layout))
     if not surveyed:
         raise DataError(f"{uri} holds no rows: all {len(entries)} files are empty")
     names = kind.names_beside(store, surveyed[0][0].path.rpartition("/")[0], read_options)
     surveyed = number_classes([with_names(entry, names) for entry in surveyed], class_names)
-    files = [file for file, _ in surveyed]
     first_file, expected = surveyed[0]
     for file, layout in surveyed[1:]:
         if layout != expected:
@@ -270,7 +256,23 @@ def discover(
             )
     if read_options.num_classes is not None:
         expected = replace(expected, num_classes=read_options.num_classes)
-    return Dataset(store, uri, name, tuple(files), expected)
+    return Dataset(store, uri, name, tuple(file for file, _ in surveyed), expected)
+
+
+def _check_rows(kind: Format, file: DataFile, layout: Layout, options: ReadOptions) -> None:
+    """Raise DataError if a surveyed file has no rows or no labels, or image files of another size than declared."""
+    if file.rows == 0:
+        raise DataError(f"{file.path} is empty: 0 rows; remove it or restore it")
+    if not layout.labelled and not options.unlabelled:
+        raise DataError(f"{file.path} has no labels: {kind.labels_in}; give --unlabelled to shard rows without labels")
+    # Image files have a size of their own, so a declared one must not be ignored in silence.
+    shape = options.shape
+    if shape and file.encoded and layout.shape[1:] != shape[1:] and not options.resize:
+        size = "x".join(map(str, shape))
+        raise DataError(
+            f"{file.path} holds {layout.describe()}, not --image-shape {size}; leave it out, or --resize"
+            f" {shape[1]}x{shape[2]}"
+        )
 
 
 def _survey(

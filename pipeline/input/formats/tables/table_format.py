@@ -113,11 +113,10 @@ class TableFormat(Format):
         if (rows := sum(table.group_rows)) != file.rows:
             raise DataError(f"{file.path} had {file.rows} rows and now has {rows}: it changed")
         label = file.label_column if layout.labelled else ""
-        image = layout.column or file.image_column
-        beside = ["coarse_label"] * bool(layout.coarse) + [TARGET_COLUMN] * layout.targets
-        names = [*([label] if label else []), *beside, *([image] if images else [])]
+        image = (layout.column or file.image_column) if images else ""
+        columns = (label, "coarse_label" if layout.coarse else "", TARGET_COLUMN if layout.targets else "", image)
         # A column of labels may be kept too.
-        names = list(dict.fromkeys([*names, *(column.name for column in layout.attributes)]))
+        names = list(dict.fromkeys([*filter(None, columns), *(column.name for column in layout.attributes)]))
         for name in names:
             pick_column(table.schema, name, (), file.path)
         first = 0
@@ -128,21 +127,7 @@ class TableFormat(Format):
             if low < high:
                 # One group at a time: groups outside of the range are never read.
                 for at, part in _slice_batches(table.batches(step, group, names), low, high):
-                    record = first + at
-                    yield Columns(
-                        labels=read_labels(part.column(label), layout, label, file.path, record)
-                        if label
-                        else np.full(len(part), file.label or 0, np.int32),
-                        images=read_images(part.column(image), layout, file, record) if images else None,
-                        coarse_labels=whole_numbers(part.column("coarse_label"), "coarse_label", file.path, record)
-                        if layout.coarse
-                        else None,
-                        targets=read_targets(part.column(TARGET_COLUMN), file.path, record) if layout.targets else None,
-                        attributes={
-                            each.name: kept_values(part.column(each.name), each, file.path)
-                            for each in layout.attributes
-                        },
-                    )
+                    yield _columns(part, file, layout, label, image, first + at)
             first += rows
 
     def kept_columns(self, store: Store, file: FileInfo, names: Sequence[str]) -> tuple[KeptColumn, ...]:
@@ -158,6 +143,26 @@ class TableFormat(Format):
                 )
             columns.append(KeptColumn(name, kind))
         return tuple(columns)
+
+
+def _columns(part: pa.Table, file: DataFile, layout: Layout, label: str, image: str, first: int) -> Columns:
+    """Return the columns of some rows of a file. Raises DataError.
+
+    label, image: the names of the columns; "" to read none. first: number in the file of the first row."""
+    # Without a column of labels, the folder of the file may name the class of all its rows.
+    labels = np.full(len(part), file.label or 0, np.int32)
+    if label:
+        labels = read_labels(part.column(label), layout, label, file.path, first)
+    coarse_labels = None
+    if layout.coarse:
+        coarse_labels = whole_numbers(part.column("coarse_label"), "coarse_label", file.path, first)
+    return Columns(
+        labels=labels,
+        images=read_images(part.column(image), layout, file, first) if image else None,
+        coarse_labels=coarse_labels,
+        targets=read_targets(part.column(TARGET_COLUMN), file.path, first) if layout.targets else None,
+        attributes={each.name: kept_values(part.column(each.name), each, file.path) for each in layout.attributes},
+    )
 
 
 def _slice_batches(batches: Iterator[pa.RecordBatch], low: int, high: int) -> Iterator[tuple[int, pa.Table]]:
