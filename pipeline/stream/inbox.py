@@ -107,9 +107,18 @@ class Inbox:
         """Return the files of all batches before *batch*, each in its latest recorded state."""
         numbers = sorted(number for number in self._numbers() if number < batch)
         with ThreadPoolExecutor(READ_AT_ONCE) as pool:
-            texts = list(pool.map(lambda number: self.store.read(self._path(number)).decode(), numbers))
-        records = [json.loads(line) for text in texts for line in text.splitlines()]
-        return {record["path"]: FileInfo(**record, is_dir=False) for record in records}
+            return {file.path: file for files in pool.map(self._read, numbers) for file in files}
+
+    def _read(self, batch: int) -> list[FileInfo]:
+        """Return the files in the notes of a batch. Raises DataError if they are damaged."""
+        path = self._path(batch)
+        try:
+            lines = self.store.read(path).decode().splitlines()
+            return [FileInfo(**json.loads(line), is_dir=False) for line in lines]
+        except (ValueError, TypeError):  # no JSON, or another object
+            raise DataError(
+                f"{path} is damaged; restore it, or delete it to ignore later changes of the files in it"
+            ) from None
 
     def _compact(self, last: int) -> None:
         """Write all states up to batch *last*, which is done, into the file of that batch."""

@@ -93,6 +93,14 @@ def test_a_start_tells_of_changes_though_no_batch_comes(tmp_path: Path, source: 
     assert "it is not read again; add new rows under a new name" in warning
 
 
+@pytest.mark.parametrize("text", ["{", "[]\n", '{"path": "/a"}\n'])
+def test_damaged_notes_are_one_line(text: str, tmp_path: Path, source: Path) -> None:
+    arrive(open_inbox(tmp_path), 0, write(source / "a.bin", b"12345678"))
+    (tmp_path / "set" / FOLDER / "batch-00000000.jsonl").write_text(text)
+    with pytest.raises(DataError, match=r"_taken/batch-00000000\.jsonl is damaged; restore it"):
+        open_inbox(tmp_path).check_at_start(first=False)
+
+
 def test_notes_of_many_batches_are_few_files(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox_module, "COMPACT_BATCHES", 4)
     inbox = open_inbox(tmp_path)
