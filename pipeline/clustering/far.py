@@ -74,12 +74,8 @@ def find_far_groups(rows: RowScan, count: int, rough: Ints, most: int) -> Ints:
     # Rows above the step need no second pass: their distance alone sets them apart.
     above = rows_above_step(far_rows.distances)
     sure = group_nearby_rows(far_rows, range(above), TOGETHER)
-    tight = [
-        group
-        for group in group_nearby_rows(far_rows, range(above, min(keep, len(far_rows.ids))), TIGHT)
-        if len(group) >= FEW
-    ]
-    tight = tight[:most]
+    below = group_nearby_rows(far_rows, range(above, min(keep, len(far_rows.ids))), TIGHT)
+    tight = [group for group in below if len(group) >= FEW][:most]
     if tight:
         # Drop a group if a row beyond its limit is nearer to it than to a rough centre: it is not isolated.
         centres = np.array([_mean(far_rows, group) for group in tight])

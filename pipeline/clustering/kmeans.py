@@ -196,13 +196,8 @@ class BlockKMeans(
                 """Return the centres after Lloyd iterations, in one task, on a sample of the rows."""
                 limit = refinement_limit(sample.count)
                 few = points.map(lambda part: refinement_sample(limit, settings.seed, part.ids, part.points))
-                return (
-                    few.coalesce(1, shuffle=True)
-                    .mapPartitions(
-                        lambda parts: [refine_centres(np.concatenate(list(parts)), settings, centres, mean_variance)]
-                    )
-                    .first()
-                )
+                subset = few.coalesce(1, shuffle=True).mapPartitions(lambda parts: [np.concatenate(list(parts))])
+                return subset.map(lambda rows: refine_centres(rows, settings, centres, mean_variance)).first()
 
             # The pass is the same for any k: each task takes k from the centres that it gets.
             result = fit(lambda k: run_pass, rows, sample, settings, refine, report)

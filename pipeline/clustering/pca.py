@@ -140,9 +140,8 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
         """
         if rows is not None and gram.rows_are_fewer(rows, pixels):
             components = self.getOrDefault(self.components)
-            return self._from_dual(
-                blocks.coalesce(1, shuffle=True).mapPartitions(lambda part: [_fit_in_memory(part, components)]).first()
-            )
+            fits = blocks.coalesce(1, shuffle=True).mapPartitions(lambda part: [_fit_in_memory(part, components)])
+            return self._from_dual(fits.first())
         return self.fit_partials(blocks.mapPartitions(lambda part: [gram.gram_of_blocks(part, pixels)]), pixels)
 
     def fit_partials(self, partials: RDD[gram.Gram], pixels: int) -> BlockPCAModel:

@@ -56,6 +56,11 @@ class Block:
         assert self.columns.images is not None, "read with images=True"
         return self.columns.images
 
+    @property
+    def neighbourhoods(self) -> npt.NDArray[np.int64]:
+        assert self.columns.neighbourhoods is not None, "rows of a set that has neighbourhoods"
+        return self.columns.neighbourhoods.astype(np.int64)
+
     def numbers(self, layout: Layout) -> npt.NDArray[np.uint8 | np.float32]:
         """Return the images as numbers of the layout's type, [rows, C, H*W]; without a copy if they are contiguous."""
         values = np.ascontiguousarray(self.images).view(layout.dtype)

@@ -87,11 +87,12 @@ def recorded(path: Path | None, labels: dict[str, str], record: JobRecord) -> It
     start = time.time()
 
     def write() -> None:
-        if path is not None:
-            try:
-                write_metrics(path, labels, record, start, time.time())
-            except (OSError, ValueError, JobError) as error:
-                console.say("sharding.metrics", f"warning: --metrics-file {path}: {error}", level="warning")
+        if path is None:
+            return
+        try:
+            write_metrics(path, labels, record, start, time.time())
+        except (OSError, ValueError, JobError) as error:
+            console.say("sharding.metrics", f"warning: --metrics-file {path}: {error}", level="warning")
 
     try:
         yield write

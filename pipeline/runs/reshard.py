@@ -7,7 +7,6 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-import numpy as np
 from pyspark import SparkContext
 
 from pipeline.assignment.chunks import ChunkCounts, count_by_chunk, sum_counts
@@ -176,9 +175,7 @@ def neighbourhood_counts(
         """Return the counts of the rows of one task."""
         block_counts = []
         for block in dataset.read(*piece, images=False):
-            near = block.columns.neighbourhoods
-            assert near is not None
-            block_counts.append(count_by_chunk(block.ids, near.astype(np.int64), groups, bounds))
+            block_counts.append(count_by_chunk(block.ids, block.neighbourhoods, groups, bounds))
         return reduce(add, block_counts)
 
     return sum_counts(run_on(context)(count, Images(context, dataset).pieces()), len(bounds), groups)

@@ -199,8 +199,7 @@ class StoredNeighbourhoods(Grouping):
     reads_images = False
 
     def groups(self, block: Block) -> Ints:
-        assert block.columns.neighbourhoods is not None, "the committed set has no neighbourhoods"
-        return block.columns.neighbourhoods.astype(np.int64)
+        return block.neighbourhoods
 
 
 def deals_counts(grouping: Grouping) -> bool:

@@ -215,9 +215,8 @@ class Hash(EmbeddingStrategy):
         with bucket_keys(context, images, hashes, grid) as rows:
             with context.phase("buckets"):
                 # The whole key table goes to every task below, so its size is checked first.
-                buckets = tree_reduce(
-                    rows.mapPartitions(lambda part: [BucketSizes.from_keys(row.keys for row in part)]), add
-                )
+                sizes = rows.mapPartitions(lambda part: [BucketSizes.from_keys(row.keys for row in part)])
+                buckets = tree_reduce(sizes, add)
                 number = len(buckets.keys)
                 check_bucket_number(number, len(context.bounds) + rows.getNumPartitions(), self.family)
                 few = int((buckets.sizes <= context.num_workers).sum())
@@ -225,9 +224,8 @@ class Hash(EmbeddingStrategy):
             with context.phase("assign"):
                 keys = buckets.keys
                 numbers = buckets.numbers()
-                grouping, counts = group_rows(
-                    context, rows.map(lambda part: (part.ids, numbers[np.searchsorted(keys, part.keys)])), number
-                )
+                groups = rows.map(lambda part: (part.ids, numbers[np.searchsorted(keys, part.keys)]))
+                grouping, counts = group_rows(context, groups, number)
         params: dict[str, Any] = {"functions": hashes.functions, "buckets": number, "rows_fitted": hashes.rows}
         if self.family == "lsh":
             params["width"] = hashes.width / 2.0 ** (grid.exponent if grid else 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -336,20 +336,6 @@ class ByNeighbourhood(Grouping):
 
     def groups(self, block: Block) -> Ints:
         return self.kept_groups(block.ids)
-
-
-def group_points(
-    context: Context, points: RDD[LabelledPoints], groups: Callable[[LabelledPoints], Ints], num_groups: int
-) -> tuple[ByNeighbourhood, Ints]:
-    """Group the rows of points, see ``group_rows``.
-
-    Args:
-        context: the run.
-        points: the points of all rows.
-        groups: groups(part) returns the groups of a part's rows.
-        num_groups: the number of groups.
-    """
-    return group_rows(context, points.map(lambda part: (part.points.ids, groups(part))), num_groups)
 
 
 def group_rows(

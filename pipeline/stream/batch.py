@@ -43,7 +43,7 @@ from pipeline.strategies.hash import check_bucket_number, check_copies
 from pipeline.stream.buckets import BYTES, Buckets, CounterUpdate, StreamState, count_generation, first_workers_of
 from pipeline.stream.look import BatchScan, LookJob, scan_batch
 from pipeline.stream.model import fit_functions, load_hashes, load_state, ready_hashes, save_hashes, save_state
-from pipeline.stream.placement import ByBucket, Copies, SomeBuckets, groups_of
+from pipeline.stream.placement import ByBucket, Copies, SomeBuckets
 from pipeline.stream.request import StreamRequest
 
 
@@ -263,7 +263,7 @@ class StreamBatch:
             """Return the rows of an id range by the number of their bucket, int64 [buckets]."""
             counts = np.zeros(number, np.int64)
             for block in dataset.read(*bound, images=False):
-                counts += np.bincount(groups_of(block), minlength=number)
+                counts += np.bincount(block.neighbourhoods, minlength=number)
             return counts
 
         # Owners depend on a row's rank in its bucket, so the ranks before each chunk are counted first.

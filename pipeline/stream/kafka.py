@@ -209,13 +209,9 @@ def _write_landed(
             first = offset if first < 0 else first
             end = offset + 1
             if reason := _message_problem(value, time_ms, expected, newest_ms, late_after_s):
-                place: dict[str, object] = {
-                    "source": f"partition {number}, offset {offset}",
-                    "record": None,
-                    "records": 1,
-                }
+                source = f"partition {number}, offset {offset}"
                 data = None if value is None else base64.b64encode(value).decode()
-                aside.append(place | {"reason": reason, VALUE: data})
+                aside.append({"source": source, "record": None, "records": 1, "reason": reason, VALUE: data})
                 continue
             # Created with the first good record: a partition without any leaves no file.
             if file is None:

@@ -65,7 +65,7 @@ class Copies:
         """Yield each block of a chunk with the workers that do not have its rows yet: all but the owners."""
         before = self.before[chunk].copy()
         for block in blocks:
-            groups = groups_of(block)
+            groups = block.neighbourhoods
             owners = (self.first[groups] + ranks(groups, before)) % self.num_workers
             rows, workers, copies = deliver_rows(owners, np.ones(len(owners), np.bool_), self.num_workers)
             beside = copies > 0
@@ -89,19 +89,13 @@ class SomeBuckets(CommittedDataset):
 
         images: whether the blocks contain images."""
         for narrow in super().read(start, stop, images=False):
-            matching = np.flatnonzero(self.is_selected[groups_of(narrow)])
+            matching = np.flatnonzero(self.is_selected[narrow.neighbourhoods])
             if not len(matching):
                 continue
             if not images:
                 yield some_rows(narrow, matching)
                 continue
             for block in super().read(int(narrow.ids[matching[0]]), int(narrow.ids[matching[-1]]) + 1):
-                rows = np.flatnonzero(self.is_selected[groups_of(block)])
+                rows = np.flatnonzero(self.is_selected[block.neighbourhoods])
                 if len(rows):
                     yield some_rows(block, rows)
-
-
-def groups_of(block: Block) -> Ints:
-    """Return the bucket numbers of committed rows, int64 [rows]."""
-    assert block.columns.neighbourhoods is not None, "a stream's rows have their buckets"
-    return block.columns.neighbourhoods.astype(np.int64)

@@ -44,15 +44,13 @@ class CifarColumns(Format):
         if options.image_column or (options.label_column and not has_both):
             flag = "--image-column" if options.image_column else "--label-column"
             raise UsageError(f"{flag}: {self.name} files have no columns with names; leave it out")
+        if options.columns and not has_both:
+            super().kept_columns(store, file, options.columns)  # raises UsageError
+        unknown = [name for name in [options.label_column] if name and name not in (FINE, COARSE)]
         # Only fine labels can be kept: shards have a column coarse_label already.
-        for name, choices in (
-            (options.label_column, (FINE, COARSE)),
-            *((column, (FINE,)) for column in options.columns),
-        ):
-            if name and has_both and name not in choices:
-                raise UsageError(f"{file.path} has no column {name}; its columns are {FINE}, {COARSE}")
-            if name and not has_both:
-                super().kept_columns(store, file, (name,))
+        unknown += [name for name in options.columns if name != FINE]
+        if unknown:
+            raise UsageError(f"{file.path} has no column {unknown[0]}; its columns are {FINE}, {COARSE}")
         data = replace(data, label_column=options.label_column or "")
         if options.label_column != COARSE:
             return data, layout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -138,28 +138,32 @@ def write_all(
         first: number of the first chunk.
     """
     job = ChunkJob(source.dataset, placement, source.bounds, staging, source.scan.num_classes, folder, first)
-    run = run_on(context)
     if source.width is None:
-        chunks = run(with_retries(partial(_one_try, job, job.write)), list(range(len(job.bounds))))
+        chunks = _run_tries(context, job, job.write)
         return WrittenFiles(chunks, [chunk.assignment for chunk in chunks if chunk.assignment])
     spilling = SpillJob(job, source.width, source.parts)
-    spills = run(with_retries(partial(_one_try, job, spilling.spill)), list(range(len(job.bounds))))
-    gather = partial(_gather, spilling, spills)
-    chunks = run(with_retries(partial(_one_try, job, gather)), spilling.tasks())
+    spills = _run_tries(context, job, spilling.spill)
+    chunks = _run_tries(context, job, partial(_gather, spilling, spills), spilling.tasks())
     return WrittenFiles(chunks, [piece.assignment for piece in spills if piece.assignment])
 
 
 def write_assignment(context: SparkContext, staging: str, source: ScannedInput, placement: Placement) -> WrittenFiles:
     """Write the assignment alone, one file per chunk."""
     job = ChunkJob(source.dataset, placement, source.bounds, staging, source.scan.num_classes)
-    assigned_chunks = run_on(context)(with_retries(partial(_one_try, job, job.assign)), list(range(len(job.bounds))))
-    return WrittenFiles(
-        [], [chunk.file for chunk in assigned_chunks], reduce(add, [chunk.tally for chunk in assigned_chunks])
-    )
+    chunks = _run_tries(context, job, job.assign)
+    return WrittenFiles([], [chunk.file for chunk in chunks], reduce(add, [chunk.tally for chunk in chunks]))
 
 
 def _gather(job: SpillJob, spills: list[SpillFiles], where: tuple[int, int], task: str) -> WrittenChunk:
     return job.gather(spills, *where, task)
+
+
+def _run_tries(
+    context: SparkContext, job: ChunkJob, work: Callable[[Any, str], T], pieces: Sequence[Any] | None = None
+) -> list[T]:
+    """Return the results of ``work(piece, task)`` in one task per piece; by default, pieces are the numbers of chunks."""
+    numbers = range(len(job.bounds)) if pieces is None else pieces
+    return run_on(context)(with_retries(partial(_one_try, job, work)), numbers)
 
 
 def _one_try(job: ChunkJob, work: Callable[[Any, str], T], piece: Any) -> T:

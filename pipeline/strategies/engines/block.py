@@ -20,7 +20,7 @@ from pipeline.strategies.neighbourhoods import (
     LabelledPoints,
     NeighbourhoodStrategy,
     check_space,
-    group_points,
+    group_rows,
     project_rows,
 )
 
@@ -47,21 +47,20 @@ class BlockEngine(ClusteringEngine):
                     fits = {0: fit_all(context, points, estimator, space.projection)}
                 results, model = describe_kmeans(fits, space.projection.exponent, len(sizes) if by_class else None)
             with context.phase("assign"):
-                # Local names, because tasks must not pickle the context.
-                if by_class:
-                    by_label = model.centres()
-                    grouping, counts = group_points(
-                        context,
-                        points,
-                        lambda part: nearest_of_class(part.labels, part.points.points, by_label),
-                        results["clusters"],
-                    )
-                else:
-                    centres = fits[0].centres
-                    grouping, counts = group_points(
-                        context, points, lambda part: nearest(part.points.points, centres)[0], results["clusters"]
-                    )
+                # Functions of this module, because tasks must not pickle the context.
+                find = partial(_cells, model.centres()) if by_class else partial(_clusters, fits[0].centres)
+                grouping, counts = group_rows(context, points.map(find), results["clusters"])
         return Clustering(grouping, counts, results | space.params, {**space.models, "kmeans": model})
+
+
+def _cells(centres: tuple[Ints, ...], part: LabelledPoints) -> tuple[Ints, Ints]:
+    """Return the ids of rows and the number of the nearest centre of their own class."""
+    return part.points.ids, nearest_of_class(part.labels, part.points.points, centres)
+
+
+def _clusters(centres: Ints, part: LabelledPoints) -> tuple[Ints, Ints]:
+    """Return the ids of rows and the number of the nearest centre."""
+    return part.points.ids, nearest(part.points.points, centres)[0]
 
 
 def fit_all(
