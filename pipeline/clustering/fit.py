@@ -30,7 +30,7 @@ PRICE = 1.25  # the largest accepted growth of the ordinary rows' inertia
 REFINEMENT_ROWS = 1 << 18
 MANY_ROWS = 4 * REFINEMENT_ROWS
 ONE_TASK_PRODUCTS = 1 << 32  # rows * k * p of a pass, beyond which several tasks are faster than one
-TINY = 64  # a sample cluster that represents at most so many rows, or has at most 2 sample rows, may be a far group
+TINY = 64  # a sample cluster that represents at most this many rows, or has at most 2 sample rows, may be a far group
 
 
 def fit(

@@ -102,7 +102,7 @@ def gram_of_blocks(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Gram
     """Return the Gram sums of uint8 [rows, pixels] blocks of any number of rows, in one task."""
     exact = np.zeros((pixels, pixels), np.int64)  # syrk's lower triangle in Fortran order is the upper one in C
     single = np.zeros((pixels, pixels), np.float32)  # single-precision products since the last flush
-    diagonal = np.zeros(pixels, np.float32)  # of ``single``; its maximum bounds all products
+    diagonal = np.zeros(pixels, np.float32)  # diagonal of ``single``; its maximum bounds all products
     total = np.zeros(pixels, np.int64)
     count = 0
 

@@ -40,11 +40,11 @@ Rows = npt.NDArray[np.uint8] | npt.NDArray[np.int32]  # [rows, d]: pixels, or po
 MOST_FUNCTIONS = 64
 SAMPLE_ROWS = 10_000
 WIDTH_ROWS = 2000  # sample rows whose nearest neighbours determine the default width
-WIDTH_COLUMNS = 4096  # their columns that are float64 at a time
+WIDTH_COLUMNS = 4096  # columns of these rows that are converted to float64 at a time
 WIDTH_DISTANCES = 4  # the default width in median distances between nearest neighbours
 EXACT = 51  # products of rows and directions stay within 2^51, so that float64 adds them without rounding
 POINT_NORM = 2.0**25  # the largest norm of a point on the grid; see projection.grid_exponent
-CENTROIDS = 8  # of a function of kmeans
+CENTROIDS = 8  # centroids per function of kmeans
 CENTROID_ITERATIONS = 25
 SIDES = 1 << 53  # a width beyond all products, which leaves only the sign of a value
 

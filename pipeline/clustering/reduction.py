@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pyspark import RDD
 
 T = TypeVar("T")
-FEW = 4  # up to so many partitions the driver merges the results, which costs less than a shuffle
+FEW = 4  # up to this many partitions, the driver merges the results, because a shuffle costs more
 
 
 def tree_reduce(parts: RDD[T], merge: Callable[[T, T], T]) -> T:

@@ -9,7 +9,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.shardset.layout import MAX_CLASSES, Layout
 from pipeline.input.formats.base import DataFile
 
-MOST_CHARACTERS = 200  # of the name of a class
+MOST_CHARACTERS = 200  # characters of a class name
 
 
 def number_classes(

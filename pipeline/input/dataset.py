@@ -30,7 +30,7 @@ from pipeline.input.read_options import ReadOptions
 
 NEAR_BYTES = 256 << 10  # gaps up to this size are read, not skipped, because reopening a file takes as long
 IDS_AT_ONCE = 1 << 20
-REMARKS = 3  # that the log shows of an input
+REMARKS = 3  # remarks per input that the log shows
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -35,7 +35,7 @@ TABLE_LOGS = {
     "_spark_metadata": "the output of a Spark stream",
 }
 PARTITION = re.compile(r"[^=._][^=]*=.*")  # the name of a folder that Hive or Spark's partitionBy() writes
-CLASS_KEYS = ("label", "labels", "fine_label", "class", "cls")  # of partition folders that name a class
+CLASS_KEYS = ("label", "labels", "fine_label", "class", "cls")  # keys of partition folders that name a class
 LISTED_AT_ONCE = 16
 
 

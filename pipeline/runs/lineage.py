@@ -36,8 +36,8 @@ PRODUCER = "distribution-aware-sharding"
 VARIABLES = "OPENLINEAGE_"  # prefix of the client's environment variables
 FILE = "openlineage.yml"
 PARENT = "spark.openlineage.parent"  # prefix of the settings by which a scheduler names the run that started this one
-TOPICS = "kafka"  # scheme of the inputs of streams that no store has
-LIBRARIES = ("openlineage", "urllib3")  # log several lines for one event that cannot be sent
+TOPICS = "kafka"  # scheme of streamed inputs that are not files
+LIBRARIES = ("openlineage", "urllib3")  # these log several lines for one event that cannot be sent
 
 # Kept for the whole process, so that later runs neither try nor warn again.
 _DEAD_TRANSPORTS: set[str] = set()  # transports to which START could not be sent

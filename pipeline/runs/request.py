@@ -25,7 +25,7 @@ from pipeline.input.files import check_apart, match_paths
 from pipeline.input.read_options import ReadOptions
 from pipeline.strategies import Strategy
 
-NATIVE = ("label", "coarse_label")  # columns of rows that need not be kept to group by them
+NATIVE = ("label", "coarse_label")  # columns by which rows are grouped without being kept
 
 
 @dataclass(frozen=True)

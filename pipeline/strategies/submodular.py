@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 Similarity = Callable[[npt.NDArray[np.int32]], Similarities]
 SIGMA_ROWS = 10_000
-MOST_TASKS = 2000  # a task takes about 10 ms at least
+MOST_TASKS = 2000  # more tasks would cost more than they save: each takes at least about 10 ms
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from pipeline.core.hashing import keyed_hash
 from pipeline.core.npz import check_arrays, from_bytes, to_bytes
 from pipeline.core.seeds import Purpose, word
 
-BYTES = 32  # per bucket: four numbers
+BYTES = 32  # bytes per bucket: four numbers
 Flags = npt.NDArray[np.bool_]
 
 

@@ -31,7 +31,7 @@ from pipeline.stream.lateness import latest_believable_ms
 from pipeline.stream.request import StreamRequest
 from pipeline.stream.topic import drop_servers, partition_of, record_bytes
 
-LINE_RECORDS = 1000  # at most, of a topic, in a line of the quarantine
+LINE_RECORDS = 1000  # the most messages of a topic in one line of the quarantine
 
 
 class IncomingBatch(NamedTuple):

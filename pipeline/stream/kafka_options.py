@@ -12,7 +12,7 @@ from pipeline.core.errors import UsageError
 
 FLAG = "--kafka-option"
 FILE_FLAG = "--kafka-options"
-PREFIX = "kafka."  # of options of Spark's source
+PREFIX = "kafka."  # prefix of the consumer's properties among the options of Spark's source
 # Set by the stream and by Spark's source.
 RESERVED = {
     "bootstrap.servers", "auto.offset.reset", "enable.auto.commit", "key.deserializer", "value.deserializer",

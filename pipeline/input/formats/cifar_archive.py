@@ -24,7 +24,7 @@ BATCH = re.compile(r"(data_batch_\d+|test_batch|train|test)(\.bin)?")
 TEST = re.compile(r"test(_batch)?(\.bin)?")
 NAMES = ("batches.meta.txt", "fine_label_names.txt", "batches.meta", "meta")
 COARSE_NAMES = ("coarse_label_names.txt", "meta")
-MOST_BYTES = 1 << 30  # of all files of an archive: a task holds them
+MOST_BYTES = 1 << 30  # size of all files of an archive, which one task holds
 
 
 class CifarArchive(CifarColumns):

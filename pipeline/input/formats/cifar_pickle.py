@@ -70,7 +70,7 @@ ADMITTED: dict[tuple[str, str], Any] = {
 }
 
 
-MOST_NAMES = 1 << 20  # bytes of a file of names
+MOST_NAMES = 1 << 20  # bytes of a file of class names
 MEMO = {"PUT", "BINPUT", "LONG_BINPUT"}
 # Opcodes that make instances without the calls above, or that refer to objects outside of the pickle.
 REFUSED = {"INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "PERSID", "BINPERSID", "EXT1", "EXT2", "EXT4"}

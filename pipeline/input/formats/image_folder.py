@@ -21,7 +21,7 @@ from pipeline.input.image_files import decode_image, first_shape, shape_of_image
 from pipeline.input.read_options import ReadOptions
 
 READ_AT_ONCE = 16  # files that a task reads at the same time; a remote file takes milliseconds
-LISTED = 8  # listings of folders that a process keeps, since each block of rows needs its folder's
+LISTED = 8  # folder listings that a process caches, because each block of rows needs that of its folder
 
 
 class ImageFolder(Format):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gzip
 
-ANY_BYTES = 64 << 20  # that a file of any size may inflate to
-MOST_INFLATION = 100  # times the size of a larger one: deflate reaches 1,032 for blank bytes, and images seldom 10
+ANY_BYTES = 64 << 20  # a file of any size may inflate to this size
+MOST_INFLATION = 100  # limit of the ratio for larger files: deflate reaches 1,032 for blank bytes, images seldom 10
 
 
 class InflationLimit:

@@ -23,9 +23,9 @@ from pipeline.input.formats.inflation import InflationLimit
 from pipeline.input.read_options import ReadOptions
 
 BEGIN = b"MATLAB "
-BEGIN_BYTES = 128  # of a text and the order of bytes, before the variables
+BEGIN_BYTES = 128  # header before the variables: a text and the byte order
 COMPRESSED = 15  # the type of a variable that is compressed
-PIECE_BYTES = 1 << 12  # that are inflated together, to 4 MiB at most
+PIECE_BYTES = 1 << 12  # bytes that are inflated together, to 4 MiB at most
 HDF5 = b"MATLAB 7.3"
 IMAGE_VARIABLES = ("X", "x", "images", "data")
 LABEL_VARIABLES = ("y", "labels", "label", "fine_labels")

@@ -24,7 +24,7 @@ from pipeline.input.read_options import ReadOptions
 IMAGE_ARRAYS = ("images", "x", "data")
 LABEL_ARRAYS = ("labels", "y", "label")
 ZIP_SIGNATURE = b"PK\x03\x04"
-NAME_PLACE = 30  # of the first member's name, in bytes from the start of the archive
+NAME_PLACE = 30  # offset of the first member's name in the archive
 
 
 class Npz(Format):
@@ -147,7 +147,7 @@ class NumpyArchive:
         self.header(name)
         try:
             with self.zip.open(f"{name}.npy") as member:
-                # With the size, as read() alone inflates up to 2 GiB at once, whatever the archive claims.
+                # Without a size, read() inflates up to 2 GiB at once, whatever the archive claims.
                 return read_array(member.read(self.zip.getinfo(f"{name}.npy").file_size))
         except Exception as error:  # such as a wrong checksum
             raise self._broken(error, self.place(name)) from None

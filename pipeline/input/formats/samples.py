@@ -20,7 +20,7 @@ from pipeline.input.formats.base import DECODED_BYTES, MOST_LABEL, Columns, Data
 from pipeline.input.image_files import LOOKED_AT, decode_image, shape_of_image
 from pipeline.input.read_options import ReadOptions
 
-MOST_MARKS = 4096  # of a file: every task gets the marks of all files
+MOST_MARKS = 4096  # marks per file: every task gets the marks of all files
 
 
 class Sample(NamedTuple):

@@ -22,8 +22,8 @@ from pipeline.input.formats.gzipped import GZIP, inflate_start
 from pipeline.input.formats.inflation import InflationLimit, LimitedReader
 from pipeline.input.formats.samples import Sample, SampleFormat
 
-BLOCK = 512  # bytes of a header; contents are padded to as many
-MAGIC_PLACE = 257  # of the word ustar in a header
+BLOCK = 512  # bytes of a header; contents are padded to a multiple of it
+MAGIC_PLACE = 257  # offset of the word ustar in a header
 BUFFER_BYTES = 1 << 20
 MOST_TEXT = 1 << 20  # bytes of a label or of a sample's JSON
 CIFAR_FOLDER = re.compile(rb"(\./)?cifar-(10|100)-(batches-bin|batches-py|binary|python)[/\0]")  # of its archives

@@ -43,9 +43,9 @@ from pipeline.strategies.neighbourhoods import (
     pca_space,
 )
 
-PARTITIONS = 16  # at least: k-means|| depends on their number, so it must not depend on the cluster
-PARTITION_BYTES = 32 << 20  # of images, which are eight times as large as vectors
-MOST_VALUES = 65_535  # the columns of spark.ml's RowMatrix
+PARTITIONS = 16  # the fewest: k-means|| depends on their number, which must not depend on the cluster
+PARTITION_BYTES = 32 << 20  # images per partition, eight times as large as vectors
+MOST_VALUES = 65_535  # limit of the columns of spark.ml's RowMatrix
 ClusterModel = KMeansModel | GaussianMixtureModel
 
 
