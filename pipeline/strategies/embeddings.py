@@ -57,17 +57,17 @@ class EmbeddingStrategy(Strategy):
         """Return a copy with the digest of the embedding table. Reads the table once.
 
         Raises DataError if the digest differs from the digest that the set was made with."""
-        for uri in self.sources():
-            table = open_embeddings(store, uri)
-            digest = content_digest(store, table.paths, run)
-            if self.embedding_digest not in (None, digest):
-                raise DataError(
-                    f"{table.uri} holds other embeddings ({digest}) than the set was made with ({self.embedding_digest});"
-                    " restore them, or shard the input again"
-                )
-            changes: dict[str, Any] = {"embedding": table.uri, "embedding_digest": digest}
-            return replace(self, **changes)
-        return self
+        if not (self.vectors and is_table(self.vectors)):
+            return self
+        table = open_embeddings(store, self.vectors)
+        digest = content_digest(store, table.paths, run)
+        if self.embedding_digest not in (None, digest):
+            raise DataError(
+                f"{table.uri} holds other embeddings ({digest}) than the set was made with ({self.embedding_digest});"
+                " restore them, or shard the input again"
+            )
+        changes: dict[str, Any] = {"embedding": table.uri, "embedding_digest": digest}
+        return replace(self, **changes)
 
     def params(self) -> dict[str, Any]:
         values = super().params()

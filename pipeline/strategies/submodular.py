@@ -98,10 +98,11 @@ class Parts:
         capacities = []
         for label, remaining in enumerate(of_class):
             for size in sizes[self.firsts[label] : self.firsts[label + 1]]:
-                capacities.append(
-                    largest_remainder(np.array([size]), tuple(remaining.tolist()))[0] if size else 0 * remaining
-                )
-                remaining = remaining - capacities[-1]
+                part = np.zeros_like(remaining)
+                if size:
+                    part = largest_remainder(np.array([size]), tuple(remaining.tolist()))[0]
+                capacities.append(part)
+                remaining = remaining - part
         return np.array(capacities)
 
 
@@ -281,9 +282,8 @@ class Submodular(EmbeddingStrategy):
                 self._report_memory(context, counts.sum(axis=0), space.projection.dimensions)
             with context.phase("blocks"):
                 # Keyed by position in the order of sizes, so that the largest groups start first.
-                points_by_group = points.mapPartitions(task.split_by_group).partitionBy(
-                    min(len(task.order), MOST_TASKS), int
-                )
+                keyed_points = points.mapPartitions(task.split_by_group)
+                points_by_group = keyed_points.partitionBy(min(len(task.order), MOST_TASKS), int)
                 paths = dict(points_by_group.mapPartitions(task.place).collect())
                 context.report(f"{len(paths)} groups placed by {self.function}")
         grouping = OwnedByRank(parts, KeptByRank(context.images.dataset.store, paths))
@@ -301,9 +301,8 @@ class Submodular(EmbeddingStrategy):
         if self.sigma_scope == "class":
             return similarities
         with context.phase("sigma"):
-            draw = partial(
-                is_drawn, rows=context.scan.rows, count=SIGMA_ROWS, key=word(self.seed, Purpose.SIMILARITY_WIDTH)
-            )
+            key = word(self.seed, Purpose.SIMILARITY_WIDTH)
+            draw = partial(is_drawn, rows=context.scan.rows, count=SIGMA_ROWS, key=key)
             few = points.map(lambda part: part.points.points[draw(part.points.ids)])
             sigma = few.coalesce(1).mapPartitions(lambda parts: [mean_distance(np.concatenate(list(parts)))]).first()
             context.report(f"sigma {math.ldexp(sigma, -space.projection.exponent):g}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.shardset.parts import Repeats
@@ -92,17 +93,10 @@ def discover_inputs(run: ShardingRun) -> Inputs:
     if not request.eval_input:
         return Inputs(dataset)
     evaluation = find(request.eval_input, True, dataset.layout.class_names)
-    # The number of classes may differ: evaluation rows need not contain every class.
+    # The classes may differ: evaluation rows need not contain every class.
     layout = dataset.layout
-    if (
-        replace(
-            evaluation.layout,
-            num_classes=layout.num_classes,
-            class_names=layout.class_names,
-            attributes=layout.attributes,
-        )
-        != layout
-    ):
+    ignored: dict[str, Any] = {"num_classes": None, "class_names": (), "attributes": ()}
+    if replace(evaluation.layout, **ignored) != replace(layout, **ignored):
         raise DataError(
             f"{evaluation.uri} holds {evaluation.layout.describe()}, the input {dataset.layout.describe()}; they must"
             " match"
