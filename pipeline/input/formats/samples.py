@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import ClassVar, NamedTuple
 
@@ -17,7 +17,7 @@ from pipeline.core.shardset.layout import CIFAR_SHAPE, MAX_CLASSES, Layout
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 from pipeline.input.formats.base import DECODED_BYTES, MOST_LABEL, Columns, DataFile, Format, block_rows
-from pipeline.input.image_files import LOOKED_AT, decode_image, shape_of_image
+from pipeline.input.image_files import LOOKED_AT, ImageShape, decode_image, shape_of_image
 from pipeline.input.read_options import ReadOptions
 
 MOST_MARKS = 4096  # marks per file: every task gets the marks of all files
@@ -39,6 +39,19 @@ class Sample(NamedTuple):
     label: int | str | None
     place: str
     problem: DataError | None = None
+
+
+class SampleScan(NamedTuple):
+    """The result of a pass over the samples of a file.
+
+    offsets: the byte at which each sample begins. shape, is_encoded: of the first valid image, see ``shape_of_image``.
+    label_type: the most frequent type of a label: int, str or NoneType. names: the classes that labels name."""
+
+    offsets: list[int]
+    shape: tuple[int, int, int]
+    is_encoded: bool
+    label_type: type
+    names: set[str]
 
 
 class SampleFormat(Format):
@@ -72,46 +85,20 @@ class SampleFormat(Format):
         (number, name or none) are broken, too."""
         image_name = options.image_column or ""
         label_name = options.label_column or ""
-        layout = Layout(options.shape or CIFAR_SHAPE)
-        offsets: list[int] = []
-        names: set[str] = set()
-        is_encoded: bool | None = None
-        problem: DataError | None = None
-        kinds: Counter[type] = Counter()
+        raw = Layout(options.shape or CIFAR_SHAPE)
         samples = self.samples(store, file.path, 0, image_name, None if options.unlabelled else label_name)
-        for number, sample in enumerate(samples):
-            offsets.append(sample.offset)
-            if sample.problem:
-                if not options.counts_broken:
-                    raise sample.problem
-                problem = problem or sample.problem
-                continue
-            kinds[type(sample.label)] += 1
-            if isinstance(sample.label, str):
-                names.add(sample.label)
-            if (len(kinds) > 1 and not options.counts_broken) or len(names) > MAX_CLASSES:
-                raise DataError(
-                    f"{sample.place}: labels are all whole numbers, or all the names of at most {MAX_CLASSES:,} classes"
-                )
-            # A broken image does not condemn its file, unless none of the first ones is valid.
-            if is_encoded is None and number < LOOKED_AT:
-                try:
-                    shape, is_encoded = shape_of_image(sample.image, layout, sample.place)
-                except DataError as error:
-                    problem = problem or error
-        if is_encoded is None:
-            if problem:
-                raise problem
-            return DataFile(file.path, file.bytes, file.modified_ms, 0, change=file.change), layout
-        ((kind, _),) = kinds.most_common(1)
-        named = kind is str
+        scan = _scan(samples, raw, options.counts_broken)
+        if scan is None:
+            return DataFile(file.path, file.bytes, file.modified_ms, 0, change=file.change), raw
+        named = scan.label_type is str
         layout = Layout(
-            shape,
-            labelled=kind is not type(None),
-            class_names=tuple(sorted(names)) if named else (),
+            scan.shape,
+            labelled=scan.label_type is not type(None),
+            class_names=tuple(sorted(scan.names)) if named else (),
             named_labels=named,
         )
-        rows = len(offsets)
+        # Tasks start reading at a mark; a compressed file has none, and is decoded whole.
+        rows = len(scan.offsets)
         step = max(1, DECODED_BYTES // layout.record_bytes)
         mark_rows = max(step, -(-rows // MOST_MARKS))
         can_seek = self.can_seek(store.read_range(file.path, 0, 512))
@@ -122,10 +109,10 @@ class SampleFormat(Format):
             rows,
             decode_rows=step if can_seek else rows,
             change=file.change,
-            encoded=is_encoded,
+            encoded=scan.is_encoded,
             image_column=image_name,
             label_column=label_name,
-            marks=tuple(offsets[::mark_rows]) if can_seek else (),
+            marks=tuple(scan.offsets[::mark_rows]) if can_seek else (),
             mark_rows=mark_rows,
         ), layout
 
@@ -154,6 +141,48 @@ class SampleFormat(Format):
                 for at, sample in enumerate(block):
                     pixels[at] = decode_image(sample.image, layout, sample.place, file.channels, file.size)
             yield Columns(np.array(labels, np.int32), pixels)
+
+
+def _scan(samples: Iterable[Sample], raw: Layout, counts_broken: bool) -> SampleScan | None:
+    """Return the offsets, labels and image shape of the samples of a file, or None if it has none.
+
+    Raises DataError for labels of several kinds, for a broken sample, and if none of the first images is valid.
+
+    Args:
+        samples: the samples.
+        raw: the layout of raw images.
+        counts_broken: accept broken samples and labels of several kinds.
+    """
+    offsets: list[int] = []
+    names: set[str] = set()
+    types: Counter[type] = Counter()
+    shape: ImageShape | None = None
+    problem: DataError | None = None
+    for number, sample in enumerate(samples):
+        offsets.append(sample.offset)
+        if sample.problem and not counts_broken:
+            raise sample.problem
+        if sample.problem:
+            problem = problem or sample.problem
+            continue
+        types[type(sample.label)] += 1
+        if isinstance(sample.label, str):
+            names.add(sample.label)
+        if (len(types) > 1 and not counts_broken) or len(names) > MAX_CLASSES:
+            raise DataError(
+                f"{sample.place}: labels are all whole numbers, or all the names of at most {MAX_CLASSES:,} classes"
+            )
+        # A broken image does not condemn its file, unless none of the first ones is valid.
+        if shape is None and number < LOOKED_AT:
+            try:
+                shape = shape_of_image(sample.image, raw, sample.place)
+            except DataError as error:
+                problem = problem or error
+    if shape:
+        return SampleScan(offsets, *shape, types.most_common(1)[0][0], names)
+    if problem:
+        raise problem
+    return None
 
 
 def _number(sample: Sample, layout: Layout, numbers: dict[str, int]) -> int:
