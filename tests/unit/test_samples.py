@@ -231,7 +231,11 @@ def test_features_of_several_values_are_refused(packed: bool, tmp_path: Path) ->
             tfrecord([example(image=png(0), label=1)])[:-4] + b"1234",
             "is damaged: the record at byte 0 has a wrong checksum",
         ),
-        ((1 << 40).to_bytes(8, "little") + masked((1 << 40).to_bytes(8, "little")), "is damaged at byte 0: the length"),
+        (tfrecord([example(image=png(0), label=1)]) + bytes(12), "the length of a record has a wrong checksum"),
+        (
+            (1 << 40).to_bytes(8, "little") + masked((1 << 40).to_bytes(8, "little")),
+            "the record at byte 0 has 1,099,511,627,776 bytes, more than 269,484,032",
+        ),
     ],
 )
 def test_broken_records_have_one_line(data: bytes, words: str, tmp_path: Path) -> None:

@@ -110,9 +110,14 @@ def _read_records(store: Store, path: str, offset: int) -> Iterator[ExampleRecor
             if len(head) < HEADER.size:
                 raise DataError(f"{path} is cut: a record begins at byte {offset} and lacks its header")
             length, checksum = HEADER.unpack(head)
-            # The length is checked before as much memory is taken.
-            if checksum != masked_crc(head[:8]) or length > MOST_RECORD:
+            if checksum != masked_crc(head[:8]):
                 raise DataError(f"{path} is damaged at byte {offset}: the length of a record has a wrong checksum")
+            # The length is checked before as much memory is taken.
+            if length > MOST_RECORD:
+                raise DataError(
+                    f"{path}: the record at byte {offset} has {length:,} bytes, more than {MOST_RECORD:,}; write smaller"
+                    " records"
+                )
             body = file.read(length + CHECKSUM.size)
             if len(body) < length + CHECKSUM.size:
                 raise DataError(f"{path} is cut: the record at byte {offset} has {len(body)} of {length + 4} bytes")
