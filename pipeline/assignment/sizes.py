@@ -27,8 +27,10 @@ def named_ratios(text: str, num_workers: int, seed: int = 0) -> Ratios:
         seed: of the draws.
 
     Raises:
-        UsageError: no such name, or S is not above 0.
+        UsageError: no such name, S is not above 0, or there are no workers.
     """
+    if num_workers < 1:
+        raise UsageError(f"--workers must be at least 1, got {num_workers}")
     name, colon, parameter = text.partition(":")
     places = np.arange(1, num_workers + 1, dtype=np.float64)
     if name == "lognormal" and colon:

@@ -151,6 +151,12 @@ def test_unknown_names_of_sizes_are_refused(text: str, line: str) -> None:
         named_ratios(text, 4)
 
 
+@pytest.mark.parametrize("text", ["linear", "exponential", "lognormal:1"])
+def test_names_of_sizes_need_a_worker(text: str) -> None:
+    with pytest.raises(UsageError, match=r"^--workers must be at least 1, got -2$"):
+        named_ratios(text, -2)
+
+
 @pytest.mark.parametrize("text", ["", "4", "4:x", "4::1", "4:-1", "1.5:1", "4:2:", "٤:1", "9" * 5000 + ":1"])
 def test_what_is_no_ratio_is_refused_in_a_line(text: str) -> None:
     with pytest.raises(UsageError, match="--ratios"):
