@@ -47,8 +47,10 @@ class HashModel(Model, HasInputCol, HasPredictionCol, ArrayReadable, ArrayWritab
             else:
                 raw = values if values.dtype == np.uint8 else values.astype(np.float32).view(np.uint8)
                 keys = hashes.buckets(grid(raw))
-            places = np.minimum(np.searchsorted(ascending, keys), len(ascending) - 1)
-            return np.where(ascending[places] == keys, order[places], -1)
+            numbers = np.full(len(keys), -1, np.int64)
+            is_known = np.isin(keys, ascending)
+            numbers[is_known] = order[np.searchsorted(ascending, keys[is_known])]
+            return numbers
 
         column = number_column(dataset, name, "inputCol")
         return dataset.withColumn(self.getPredictionCol(), matrix_to_int(predict, column))

@@ -180,6 +180,8 @@ def test_the_saved_functions_give_every_row_its_neighbourhood(
     assert model.transform(table).where(F.col("neighbourhood") != F.col("written")).count() == 0
     few = HashModel(model.hashes, None, model.keys[:2])
     assert few.transform(table).where(F.col("written") > 1).select("neighbourhood").distinct().collect() == [(-1,)]
+    none = HashModel(model.hashes, None, model.keys[:0])  # as a stream saves it
+    assert none.transform(table).select("neighbourhood").distinct().collect() == [(-1,)]
 
 
 @given(st.lists(st.lists(st.integers(-3, 3), max_size=30), min_size=1, max_size=5))
