@@ -104,4 +104,4 @@ def _ratio_deal(sizes: Ints, sparse: npt.NDArray[np.bool_], ratios: Ratios, *, c
     up = np.zeros((len(sizes), len(ratios)), np.bool_)
     for kind in (sparse, ~sparse):
         up[kind] = rounded_up(sizes[kind], ratios, carry=carry)
-    return RatioDeal.from_bits(ratios, sizes, up)
+    return RatioDeal(ratios, sizes, np.packbits(up, axis=1))

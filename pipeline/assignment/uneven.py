@@ -63,11 +63,6 @@ class RatioDeal:
     sizes: Ints
     up: npt.NDArray[np.uint8]
 
-    @classmethod
-    def from_bits(cls, ratios: Ratios, sizes: Ints, up: npt.NDArray[np.bool_]) -> RatioDeal:
-        """Return the deal from unpacked bits. up: bool [groups, workers]."""
-        return cls(ratios, sizes, np.packbits(up, axis=1))
-
     def counts(self, group: int) -> Ints:
         """Return the rows of a group by worker, int64 [workers]."""
         down, _ = rounded_down(int(self.sizes[group]), self.ratios)

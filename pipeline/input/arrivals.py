@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -114,14 +115,11 @@ def survey(
     Returns:
         The rows, or None if no file has usable ones, and the problems.
     """
-
-    def survey_file(entry: FileInfo) -> FileSurvey:
-        return _survey_file(store, entry, read_options)
-
     format = read_options.format
     segments: list[RecordRange] = []
     bad_records: list[BadRecord] = []
-    for entry, (name, file, layout, problems) in zip(entries, run(survey_file, entries), strict=True):
+    surveys = run(partial(_survey_file, store, read_options), entries)
+    for entry, (name, file, layout, problems) in zip(entries, surveys, strict=True):
         bad_records += problems
         if file is None or layout is None:
             continue
@@ -145,7 +143,7 @@ def survey(
     return Arrivals(store, uri, format, files, expected, tuple(segments), first), bad_records
 
 
-def _survey_file(store: Store, entry: FileInfo, read_options: ReadOptions) -> FileSurvey:
+def _survey_file(store: Store, read_options: ReadOptions, entry: FileInfo) -> FileSurvey:
     """Return the format, rows, layout and problems of one file; a file that cannot be read is a problem."""
     try:
         return _survey_readable_file(store, store.info(entry.path), read_options)

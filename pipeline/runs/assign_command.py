@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.core.command_line import Parser, parse
+from pipeline.core.command_line import parse
 from pipeline.runs import flags as cli
 from pipeline.runs.command import run_sharding
 from pipeline.strategies import STRATEGIES
@@ -15,14 +15,10 @@ def main(argv: Sequence[str]) -> None:
     cli.execute(lambda: _assign(argv))
 
 
-def _assign_parser() -> Parser:
+def _assign(argv: Sequence[str]) -> int:
     flags = cli.sharding_parser("python -m pipeline assign", main.__doc__, assignment=False)
     cli.add_strategy_flags(flags, STRATEGIES, required=True)
-    return flags
-
-
-def _assign(argv: Sequence[str]) -> int:
-    args = parse(_assign_parser(), argv)
+    args = parse(flags, argv)
     args.assignment_only = True
     cli.fill_tables(args)
     return run_sharding(args, cli.strategy_of_flags(args))

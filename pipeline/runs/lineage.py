@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -171,7 +172,7 @@ class RunLineage:
 
         facets: dict[str, Any] = {
             "processing_engine": processing_engine_run.ProcessingEngineRunFacet(
-                version=pyspark.__version__, name="spark", openlineageAdapterVersion=_client_version()
+                version=pyspark.__version__, name="spark", openlineageAdapterVersion=version("openlineage-python")
             )
         }
         day = re.match(r"\d{4}-\d{2}-\d{2}$", (self._request.interval or {}).get("ds", ""))
@@ -291,12 +292,6 @@ def _may_be_configured(environment: Mapping[str, str]) -> bool:
         return False
     files = (Path(FILE), Path("~/.openlineage").expanduser() / FILE)
     return any(name.startswith(VARIABLES) for name in environment) or any(file.is_file() for file in files)
-
-
-def _client_version() -> str:
-    from importlib.metadata import version
-
-    return version("openlineage-python")
 
 
 def _warn(text: str) -> None:

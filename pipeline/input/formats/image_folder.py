@@ -16,7 +16,7 @@ from pipeline.core.shardset.layout import CIFAR_SHAPE, Layout
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 from pipeline.input.files import class_of_folder, is_image_name
-from pipeline.input.formats.base import BLOCK_ROWS, DECODED_BYTES, Columns, DataFile, Format, block_spans
+from pipeline.input.formats.base import DECODED_BYTES, Columns, DataFile, Format, block_spans
 from pipeline.input.image_files import decode_image, first_shape, shape_of_image
 from pipeline.input.read_options import ReadOptions
 
@@ -71,7 +71,8 @@ class ImageFolder(Format):
     ) -> Iterator[Columns]:
         """Yield the images start <= r < stop of a folder. Raises DataError if one is broken, or if files changed."""
         if not images:
-            yield from _label_blocks(file, start, stop)
+            for span in block_spans(start, stop, record_bytes=1):
+                yield Columns(_labels(file, span.stop - span.start), None)
             return
         listed = _images_of(store, file.path, file.change)
         if listed is None:
@@ -135,9 +136,3 @@ def _read(store: Store, image: FileInfo) -> bytes:
 
 def _labels(file: DataFile, rows: int) -> npt.NDArray[np.int32]:
     return np.full(rows, file.label or 0, np.int32)
-
-
-def _label_blocks(file: DataFile, start: int, stop: int) -> Iterator[Columns]:
-    """Yield the labels of rows, for which no file is read."""
-    for low in range(start, stop, BLOCK_ROWS):
-        yield Columns(_labels(file, min(low + BLOCK_ROWS, stop) - low), None)

@@ -101,10 +101,12 @@ def _write_and_verify(
 def _assign_and_verify(
     context: SparkContext, staging: str, source: ScannedInput, placed_rows: PlacedRows
 ) -> WrittenFiles:
-    files = write_assignment(context, staging, source, placed_rows.placement)
-    assert files.tally, "of all chunks"
-    verify_counts(int(files.tally.rows.sum()), int(files.tally.copies.sum()), source.scan, placed_rows.copies)
-    return files
+    """Write the assignment alone, one file per chunk, and check its counts."""
+    job = ChunkJob(source.dataset, placed_rows.placement, source.bounds, staging, source.scan.num_classes)
+    chunks = _run_tries(context, job, job.assign)
+    tally = reduce(add, [chunk.tally for chunk in chunks])
+    verify_counts(int(tally.rows.sum()), int(tally.copies.sum()), source.scan, placed_rows.copies)
+    return WrittenFiles([], [chunk.file for chunk in chunks], tally)
 
 
 def _write_evaluation(context: SparkContext, staging: str, evaluation: ScannedInput) -> WrittenFiles:
@@ -145,13 +147,6 @@ def write_all(
     spills = _run_tries(context, job, spilling.spill)
     chunks = _run_tries(context, job, partial(_gather, spilling, spills), spilling.tasks())
     return WrittenFiles(chunks, [piece.assignment for piece in spills if piece.assignment])
-
-
-def write_assignment(context: SparkContext, staging: str, source: ScannedInput, placement: Placement) -> WrittenFiles:
-    """Write the assignment alone, one file per chunk."""
-    job = ChunkJob(source.dataset, placement, source.bounds, staging, source.scan.num_classes)
-    chunks = _run_tries(context, job, job.assign)
-    return WrittenFiles([], [chunk.file for chunk in chunks], reduce(add, [chunk.tally for chunk in chunks]))
 
 
 def _gather(job: SpillJob, spills: list[SpillFiles], where: tuple[int, int], task: str) -> WrittenChunk:
