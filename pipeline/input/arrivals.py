@@ -126,14 +126,9 @@ def survey(
         expected = expected or layout
         format = format or name
         if name != format or not _same_layout(layout, expected):
-            bad_records.append(
-                BadRecord(
-                    entry.path,
-                    None,
-                    f"{entry.path} holds {layout.describe()} ({name}), and the stream {expected.describe()} ({format})",
-                    file.rows,
-                )
-            )
+            ours = f"{expected.describe()} ({format})"
+            reason = f"{entry.path} holds {layout.describe()} ({name}), and the stream {ours}"
+            bad_records.append(BadRecord(entry.path, None, reason, file.rows))
             continue
         # One broken record must not take along the rows that are decoded with it.
         segments.append(RecordRange(replace(file, decode_rows=0), 0, file.rows))

@@ -175,13 +175,14 @@ def run_comparison(prog: str, description: str | None, argv: Sequence[str] | Non
         tables = PhaseLog(context, quiet=args.quiet, title=f"compare to {output}")
         on_files = stack.enter_context(tables_as_files(context, request, tables, *strategies.values()))
         for name, strategy in strategies.items():
-            progress = PhaseLog(context, quiet=args.quiet, title=f"{name} to {output}/{name}")
+            place = f"{output}/{name}"
+            progress = PhaseLog(context, quiet=args.quiet, title=f"{name} to {place}")
             if not args.quiet:
                 print(f"-- {name}")
             try:
                 # The events name the table, and not the files to which its rows were written.
-                with lineage_events(context, store, name, replace(request, output=f"{output}/{name}")) as lineage:
-                    shards = shard(context, replace(on_files, output=f"{output}/{name}"), strategy, progress).shards
+                with lineage_events(context, store, name, replace(request, output=place)) as lineage:
+                    shards = shard(context, replace(on_files, output=place), strategy, progress).shards
                     lineage.set_result(shards)
             except UnsuitableError as error:
                 if not sets and name == list(strategies)[-1]:
@@ -199,9 +200,8 @@ def run_comparison(prog: str, description: str | None, argv: Sequence[str] | Non
         for row in rows:
             row |= agreement_row(context, sets[row["name"]], reference)
         store.replace(f"{output}/compare.json", json.dumps(rows, indent=1).encode())
-        store.replace(
-            f"{output}/compare.html", render_comparison(rows, {**provenance(), "master": str(context.master)}).encode()
-        )
+        page = render_comparison(rows, {**provenance(), "master": str(context.master)})
+        store.replace(f"{output}/compare.html", page.encode())
     print(comparison_table(rows))
     print(f"report: {output}/compare.html")
     return 0

@@ -290,9 +290,8 @@ def _check_and_keep_lines(
         if problems := [part for part in parts if isinstance(part, str)]:
             yield LineCheck(problem=min(problems))
             return
-        check = check_and_write_lines(
-            store, scratch, [part for part in parts if not isinstance(part, str)], bounds[chunk], num_workers
-        )
+        lines = [part for part in parts if not isinstance(part, str)]
+        check = check_and_write_lines(store, scratch, lines, bounds[chunk], num_workers)
         yield replace(check, problem=check.problem and f"{uri}: {check.problem}")
 
     # A table can be in any order: a shuffle brings the rows of each chunk to one task.

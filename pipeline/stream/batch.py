@@ -235,9 +235,8 @@ class StreamBatch:
             chunks += [(end, end)] * (len(source.bounds) - len(chunks))
             copies, parts = self._write_copies(self.before, update, window, at + len(chunks))
             chunks += [(end, end)] * parts
-            written_files = WrittenFiles(
-                written_files.chunks + copies.chunks, written_files.assignment + copies.assignment
-            )
+            assignment = written_files.assignment + copies.assignment
+            written_files = WrittenFiles(written_files.chunks + copies.chunks, assignment)
         return written_files, chunks
 
     def _write_copies(self, before: ShardSet, update: CounterUpdate, window: int, at: int) -> tuple[WrittenFiles, int]:
@@ -308,7 +307,7 @@ class StreamBatch:
         image = describe_image(whole)
         buckets = after.buckets
         sizes = buckets.order_by_number(buckets.counts).tolist()
-        rows_copied = buckets.order_by_number(buckets.copied).tolist()
+        is_copied = buckets.order_by_number(buckets.counts == buckets.copied).tolist()
         return Manifest(
             strategy=request.strategy.name,
             params={**request.strategy.params(), **fitted_params(hashes), "buckets": len(after.buckets)},
@@ -322,10 +321,7 @@ class StreamBatch:
             labels=describe_labels(source),
             chunks=[list(part) for part in chunks],
             workers=describe_workers(files.chunks, request.num_workers, True),
-            neighbourhoods=[
-                Neighbourhood(size, size == rows_of_copies)
-                for size, rows_of_copies in zip(sizes, rows_copied, strict=True)
-            ],
+            neighbourhoods=[Neighbourhood(*each) for each in zip(sizes, is_copied, strict=True)],
             model=models,
             assignment=describe_assignment(files.assignment),
             identity=request.identity(),

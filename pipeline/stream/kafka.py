@@ -142,12 +142,9 @@ def lost_messages(planned: dict[int, tuple[int, int]], first_offsets: Iterable[t
     for number, (start, end) in sorted(planned.items()):
         # If no message of a partition was read, all of its planned offsets are lost.
         if start < (next_offset := min(firsts.get(number, end), end)):
+            source = f"partition {number}, offsets {start} to {next_offset - 1}"
             reason = "they were not in the topic any more when they were read (--allow-data-loss)"
-            lost_ranges.append(
-                BadRecord(
-                    f"partition {number}, offsets {start} to {next_offset - 1}", None, reason, next_offset - start
-                )
-            )
+            lost_ranges.append(BadRecord(source, None, reason, next_offset - start))
     return lost_ranges
 
 

@@ -96,13 +96,11 @@ class Columns:
 
     def take(self, rows: npt.NDArray[np.integer[Any]]) -> Columns:
         """Return the rows at the given positions."""
-        some: dict[str, Any] = {
-            item.name: getattr(self, item.name) for item in fields(self) if item.name != "attributes"
-        }
-        some = {name: None if values is None else values[rows] for name, values in some.items()}
-        return Columns(
-            **some, attributes={name: values.take(pa.array(rows)) for name, values in self.attributes.items()}
-        )
+        arrays: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
+        del arrays["attributes"]
+        arrays = {name: None if values is None else values[rows] for name, values in arrays.items()}
+        attributes = {name: values.take(pa.array(rows)) for name, values in self.attributes.items()}
+        return Columns(**arrays, attributes=attributes)
 
 
 @dataclass(frozen=True)
