@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
@@ -89,7 +89,7 @@ class Running:
                 self.has_refused_batch = True
                 raise AskedToEnd
             assert self.query
-            run = GenerationRun(self.run.context, self.run.request, self.run.store, self.run.output, str(self.query.id))
+            run = replace(self.run, query=str(self.query.id))
             outcome = run.commit_batch(batch, lambda folder, newest_ms: self.arrive(batch, frame, folder, newest_ms))
             self._count(batch, outcome)
 
