@@ -33,7 +33,7 @@ from pipeline.runs.reshard import (
     resolved_params,
     stored_models,
 )
-from pipeline.runs.steps.commit import commit, describe_set
+from pipeline.runs.steps.commit import commit
 from pipeline.runs.steps.current import define_goal, keep_committed, scan_unless_current
 from pipeline.runs.steps.inputs import check_num_workers, discover_inputs
 from pipeline.runs.steps.place import PlacedRows
@@ -108,8 +108,7 @@ def materialize(
         written_set = write_rows(run, scans, placed_rows, attempt.folder)
         with progress.phase("commit"):
             models = copy_models(run.store, stored_models(table.made_by), attempt.folder)
-            manifest = describe_set(run, goal, written_set, models)
-            return commit(run, goal, scans, attempt, manifest, written_set.moves() + models)
+            return commit(run, goal, attempt, written_set, models)
 
 
 def with_id_column(context: SparkContext, request: Request, assignment: str) -> Request:

@@ -23,7 +23,7 @@ from pipeline.input.dataset import Dataset
 from pipeline.input.formats import DataFile
 from pipeline.runs.request import Request
 from pipeline.runs.steps.bundle import place_rows
-from pipeline.runs.steps.commit import commit, describe_set
+from pipeline.runs.steps.commit import commit
 from pipeline.runs.steps.current import define_goal, keep_committed, scan_unless_current
 from pipeline.runs.steps.inputs import Inputs, check_num_workers
 from pipeline.runs.steps.place import fitting_context
@@ -67,8 +67,7 @@ def reshard(context: SparkContext, request: Request, progress: PhaseLog) -> Shar
         written_set = write_rows(run, scans, placed_rows, attempt.folder)
         with progress.phase("commit"):
             models = copy_models(run.store, stored_models(shards), attempt.folder)
-            manifest = describe_set(run, goal, written_set, models)
-            return commit(run, goal, scans, attempt, manifest, written_set.moves() + models)
+            return commit(run, goal, attempt, written_set, models)
 
 
 def evaluation_rows(shards: ShardSet, dataset: Dataset) -> Dataset | None:

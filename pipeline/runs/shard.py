@@ -7,7 +7,7 @@ from pyspark import SparkContext
 from pipeline.core.shardset.attempt import Attempt
 from pipeline.runs.request import Request, with_bundles
 from pipeline.runs.steps.bundle import check_bundles, place_rows
-from pipeline.runs.steps.commit import commit, describe_set
+from pipeline.runs.steps.commit import commit
 from pipeline.runs.steps.current import define_goal, keep_committed, scan_unless_current
 from pipeline.runs.steps.inputs import check_num_workers, discover_inputs
 from pipeline.runs.steps.place import fitting_context
@@ -43,5 +43,4 @@ def shard(context: SparkContext, request: Request, strategy: Strategy, progress:
         written_set = write_rows(run, scans, placed_rows, attempt.folder)
         with progress.phase("commit"):
             models = save_models(context, run.store, fit_result.models, attempt.folder)
-            manifest = describe_set(run, goal, written_set, models)
-            return commit(run, goal, scans, attempt, manifest, written_set.moves() + models)
+            return commit(run, goal, attempt, written_set, models)

@@ -21,7 +21,6 @@ from pipeline.output.entries import (
     library_versions,
 )
 from pipeline.runs.steps.current import SetGoal, is_current
-from pipeline.runs.steps.inputs import ScannedInputs
 from pipeline.runs.steps.run import ShardingResult, ShardingRun
 from pipeline.runs.steps.write import WrittenSet
 from pipeline.spark.source import ScannedInput
@@ -84,24 +83,18 @@ def _describe_workers(run: ShardingRun, written_set: WrittenSet) -> list[Worker]
 
 
 def commit(
-    run: ShardingRun,
-    goal: SetGoal,
-    scans: ScannedInputs,
-    attempt: Attempt,
-    manifest: Manifest,
-    moves: list[Move],
+    run: ShardingRun, goal: SetGoal, attempt: Attempt, written_set: WrittenSet, models: list[Move]
 ) -> ShardingResult:
-    """Move the files of an attempt to their places and commit the manifest.
+    """Move the files of an attempt to their places and commit the manifest of the set.
 
     A set that another run has committed meanwhile is returned if it is the goal, too.
 
     Args:
         run: configuration of the run.
         goal: the set to commit.
-        scans: the rows that the set holds.
         attempt: the claim of this run.
-        manifest: its paths carry no stamps yet.
-        moves: current path and unstamped path under OUTPUT of every file.
+        written_set: the rows of the set.
+        models: current path and unstamped path under OUTPUT of the files of fitted models.
 
     Raises:
         UsageError: another run has committed another set meanwhile, and --overwrite is not set.
@@ -112,12 +105,13 @@ def commit(
         """Return False for a set that is the goal, and True for another one that --overwrite replaces.
 
         Raises UsageError for another set without --overwrite."""
-        if is_current(run, goal, other, scans):
+        if is_current(run, goal, other, written_set.inputs):
             return False
         refuse_unless(run.request.overwrite, other, "run, committed while this one worked")
         return True
 
+    manifest = describe_set(run, goal, written_set, models)
     # Before the commit, so that no committed set lacks its list; a rerun writes the same lines.
-    write_quarantine(run.store, path_of(run.request.output, 0), lines_of(scans.bad_records))
-    committed = publish(attempt, manifest, moves, before=goal.before, supersedes=supersedes)
+    write_quarantine(run.store, path_of(run.request.output, 0), lines_of(written_set.inputs.bad_records))
+    committed = publish(attempt, manifest, written_set.moves() + models, before=goal.before, supersedes=supersedes)
     return ShardingResult(committed, fresh=committed.manifest.generation.endswith(attempt.id))
