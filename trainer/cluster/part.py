@@ -103,7 +103,7 @@ class _Host:
         part: the roles of this host.
         slot: the number of the attempt, and its resources.
         secret: the run's token, for the connections to servers.
-        held: the listening sockets of this host's servers, by server index.
+        listeners: the listening sockets of this host's servers, by server index.
         line: the connection to the rendezvous.
         config, options: the run, from the launch arguments.
         edition: number of the address table that was used last, 0 before the first.

@@ -120,7 +120,7 @@ def draw_workers(
     if len(trains) > 1:
         plan = select_kind(live, StartEvent)[-1].plan
         table = clock_table(trains, num_workers)
-        # The bound of a synchronous protocol is no staleness bound, so it is not embedded_figures.
+        # The bound of a synchronous protocol is no staleness bound, so it is not drawn.
         bound = None if plan is None or plan["synchronous"] else plan["clock_bound"]
         figure = figures.clocks(column(trains, "seconds"), table, bound, marks(happened, "seconds"))
         embedded_figures["clocks"] = embed_figure(figure, "Clocks of the workers over time")

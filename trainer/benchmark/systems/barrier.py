@@ -24,7 +24,7 @@ from trainer.benchmark.systems.timing import CpuMeter
 class TaskResult:
     """The result of one task.
 
-    began, ended: of its descent, in seconds since 1970. read_s: reading its rows."""
+    start_time, end_time: of its descent, in seconds since 1970. read_s: reading its rows."""
 
     descent: Descent
     start_time: float
@@ -72,7 +72,7 @@ def run_barrier_job(
 
     results = context.parallelize(spans, len(spans)).barrier().mapPartitionsWithIndex(run_task).collect()
     first = results[0]
-    descent = results[0].descent
+    descent = first.descent
     seconds = first.end_time - first.start_time
     read_s = max(result.read_s for result in results)
     return RunTimings(

@@ -69,7 +69,7 @@ class ComparisonSide:
     wall_s: float
     churn: Churn | None = None
     components: Components | None = None
-    repeats: int = 0  # runs that ended with the bits of another seed's
+    repeats: int = 0
     curve_adjusted_p: float = math.nan
 
 

@@ -442,7 +442,7 @@ def _bootstrap(a: Floats, b: Floats) -> Interval:
 
     NaN with fewer than FEWEST_RESAMPLED pairs, or if one side does not vary."""
     if len(a) < FEWEST_RESAMPLED or not _sd(a) or not _sd(b):
-        return Interval(math.nan, math.nan)
+        return NO_INTERVAL
 
     def log_ratio(x: Floats, y: Floats, axis: int) -> Floats:
         with np.errstate(divide="ignore"):

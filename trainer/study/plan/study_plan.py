@@ -252,8 +252,8 @@ def plan_of(values: Table, *, default_title: str = "") -> StudyPlan:
         _check_type(values, key, int, "a whole number")
     _check_type(values, "margin", float, "a number such as 0.005")
     _check_type(values, "target", float, "an accuracy such as 0.4")
-    # Zero is reported as an invalid number of seeds, not as a missing key.
     vary = _texts(values, "vary", SOURCES)
+    # Zero is reported as an invalid number of seeds, not as a missing key.
     required = [key for key in (*TABLES, "seeds") if key != OPTIONAL]
     missing = next((key for key in required if not values.get(key) and values.get(key) != 0), None)
     if missing:

@@ -35,7 +35,7 @@ OUTCOME = (*PROMISED, "parameters", "failed", "final_accuracy")
 class StudyLedger:
     """The lines of a study's folder.
 
-    Only the process that holds the folder's lock may append, and passes ``mine``. It cuts off the incomplete last line
+    Only the process that holds the folder's lock may append, and passes ``owned``. It cuts off the incomplete last line
     of a killed process; other readers ignore that line."""
 
     def __init__(self, path: Path, *, owned: bool = False) -> None:

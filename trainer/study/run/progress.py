@@ -31,7 +31,7 @@ class StudyLog:
 
 
 class RunProgress(NamedTuple):
-    """The progress of a running run. seconds: since its start; done: fraction of its updates."""
+    """The progress of a running run. seconds: since its start; fraction: of its updates that are made."""
 
     seconds: float
     fraction: float
