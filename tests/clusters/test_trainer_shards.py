@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +14,11 @@ import pytest
 from pipeline.core.errors import DataError
 from tests.clusters import Hdfs
 from tests.support.trainer_sets import rows_of, write_rows, write_shards
+from trainer.data import loading
 from trainer.data.loading import load_worker
 from trainer.data.opening import open_shards
+from trainer.data.rows import Rows
+from trainer.data.shard_file import row_blocks
 
 pytestmark = pytest.mark.full
 
@@ -29,7 +34,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_shards_on_hdfs_load_whole_while_datanodes_die(hdfs: Hdfs, made: Path) -> None:
+def test_shards_on_hdfs_load_whole_while_datanodes_die(hdfs: Hdfs, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hdfs.client().upload("/trainer", str(made))
     web = f"{hdfs.web_uri}/trainer"
     expected = load_worker(open_shards(str(made)), 0)
@@ -37,16 +42,18 @@ def test_shards_on_hdfs_load_whole_while_datanodes_die(hdfs: Hdfs, made: Path) -
         for uri in (f"{hdfs.uri}/trainer", web):
             restarted: list[Future[None]] = []
 
-            def lose_every_datanode(rows: int, total: int, restarted: list[Future[None]] = restarted) -> None:
-                """After the first file: the second is nowhere until one is back."""
+            def read_and_lose(*args: Any, restarted: list[Future[None]] = restarted, **options: Any) -> Iterator[Rows]:
+                """Lose all DataNodes after the first file: the second is nowhere until one is back."""
+                yield from row_blocks(*args, **options)
                 if not restarted:
                     for index in range(3):
                         hdfs.kill_datanode(index)
                     restarted += [restarting.submit(hdfs.restart_datanode, index) for index in range(3)]
 
             shards = open_shards(uri, num_workers=1)
+            monkeypatch.setattr(loading, "row_blocks", read_and_lose)
             try:
-                rows = load_worker(shards, 0, lose_every_datanode)
+                rows = load_worker(shards, 0)
             finally:
                 for each in restarted:
                     each.result()

@@ -259,14 +259,6 @@ def test_a_worker_needs_the_files_of_no_other(broken: Path) -> None:
     assert len(load_worker(shards, 0)) == shards.worker_rows(0)
 
 
-def test_progress_counts_the_rows_up_to_all_of_them(made: Made) -> None:
-    shards = open_shards(str(made.folder))
-    calls: list[tuple[int, int]] = []
-    load_worker(shards, 1, lambda rows, total: calls.append((rows, total)))
-    first, second = (file.rows for file in shards.worker_files(1))
-    assert calls == [(first, first + second), (first + second, first + second)]
-
-
 def test_loading_holds_the_rows_and_one_file_at_a_time(broken: Path) -> None:
     paths = [f"worker=000/part-0000{number}-large.parquet" for number in range(6)]
     files = [{"path": path, **write_shard(broken / path, (3, 32, 32), [0] * 500, 3072)} for path in paths]

@@ -51,7 +51,6 @@ class ClusterRun:
         launcher: starts the parts.
         parts: one per host.
         requests: may stop the run, which continues with other workers then.
-        start_s: how long all parts may take to arrive (seconds).
         metrics: of this process, with --metrics-port.
     """
 
@@ -62,7 +61,6 @@ class ClusterRun:
         launcher: Launcher,
         parts: Sequence[Part],
         requests: Requests,
-        start_s: float = START_S,
         metrics: RunMetrics | None = None,
     ) -> None:
         self.config = config
@@ -70,7 +68,6 @@ class ClusterRun:
         self.launcher = launcher
         self.parts = parts
         self.requests = requests
-        self.start_s = start_s
         self.metrics = metrics
         self.interrupted = False
         self.progress = ProgressLine(quiet=options.quiet or options.silent)
@@ -279,18 +276,18 @@ class ClusterRun:
     def _report_missing_parts(self) -> None:
         """Report once if parts have not started after SLOW_S, as on a cluster without room for all of them.
 
-        Raises JobError if parts are still missing after ``start_s``."""
+        Raises JobError if parts are still missing after START_S."""
         present = self.rendezvous.present()
         count = len(self.parts)
         waited = time.monotonic() - self._start_time
         if present == count or waited < SLOW_S:
             return
         line = f"{present} of {count} hosts have started after {waited:.0f} s: {self.launcher.waiting_for()}"
-        if waited > self.start_s:
+        if waited > START_S:
             raise JobError(line)
         if not self._has_reported_missing:
             self._has_reported_missing = True
-            self.progress.message(f"{line}; waiting {self.start_s:.0f} s for them")
+            self.progress.message(f"{line}; waiting {START_S:.0f} s for them")
 
     def _tell_of_silent(self) -> None:
         """Report parts that are silent, and parts that are heard of again.

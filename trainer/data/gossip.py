@@ -63,9 +63,9 @@ class GossipSampler:
         places: positions of the rows that it trains on, int64 and ascending; None for all. No other row goes to others.
         begin: its first clock, from which on it counts its passes.
         turn: number of its first pass.
-        spans: pools to keep, the newest ones; None keeps all, as a replay needs them.
 
     Attributes:
+        spans: number of the newest pools that it keeps; None keeps all, as a replay needs them.
         losses: of the rows that it trains on, in its own mini-batches.
     """
 
@@ -83,7 +83,6 @@ class GossipSampler:
         places: Ints | None = None,
         begin: int = 0,
         turn: int = 0,
-        spans: int | None = 2,
     ) -> None:
         self.own = own
         self.rows = rows
@@ -94,7 +93,7 @@ class GossipSampler:
         self.epoch_steps = epoch_steps
         self.begin = begin
         self.turn = turn
-        self.spans = spans
+        self.spans: int | None = 2
         self._places = np.arange(len(rows)) if places is None else places
         self.losses = RecordedLosses(len(self._places))
         self._pools: tuple[PoolSpan, ...] = ()  # by their first steps

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from pipeline.core.errors import UsageError
@@ -14,10 +12,8 @@ from trainer.data.rows import Rows
 from trainer.data.shard_file import column_types, row_blocks
 from trainer.data.shards import Shards
 
-OnLoaded = Callable[[int, int], None]  # (rows loaded, total rows), called after each file
 
-
-def load_worker(shards: Shards, index: int, on_loaded: OnLoaded | None = None, *, targets: bool = False) -> Rows:
+def load_worker(shards: Shards, index: int, *, targets: bool = False) -> Rows:
     """Read the files of one worker and no others. A lost DataNode is waited for.
 
     Keeps the rows, one file and one row group of it in memory.
@@ -25,7 +21,6 @@ def load_worker(shards: Shards, index: int, on_loaded: OnLoaded | None = None, *
     Args:
         shards: the set.
         index: number of the worker.
-        on_loaded: called after each file.
         targets: read real targets instead of labels.
     Raises:
         UsageError: the set has no such worker.
@@ -34,45 +29,38 @@ def load_worker(shards: Shards, index: int, on_loaded: OnLoaded | None = None, *
     """
     if not 0 <= index < shards.num_workers:
         raise UsageError(f"there is no worker {index}: {shards.uri} has workers 0..{shards.num_workers - 1}")
-    return _load(shards, shards.worker_files(index), on_loaded, targets, with_hashes=True)
+    return load_files(shards, shards.worker_files(index), targets=targets)
 
 
-def load_files(shards: Shards, files: list[ShardFile], *, targets: bool = False, with_hashes: bool = True) -> Rows:
+def load_files(shards: Shards, files: list[ShardFile], *, targets: bool = False) -> Rows:
     """Read some files of a worker, with the checks of ``load_worker``.
 
     Args:
         shards: the set.
         files: of one worker.
         targets: read real targets instead of labels.
-        with_hashes: compute the hashes of the rows.
     """
-    return _load(shards, files, None, targets, with_hashes=with_hashes)
+    return _load(shards, files, targets=targets, with_hashes=True)
 
 
-def load_eval(shards: Shards, on_loaded: OnLoaded | None = None, *, targets: bool = False) -> Rows | None:
+def load_eval(shards: Shards, *, targets: bool = False) -> Rows | None:
     """Read and verify the evaluation rows; None if the set has none."""
     files = shards.eval_files()
-    return _load(shards, files, on_loaded, targets) if files else None
+    return _load(shards, files, targets=targets, with_hashes=False) if files else None
 
 
-def _load(
-    shards: Shards, files: list[ShardFile], on_loaded: OnLoaded | None, targets: bool, *, with_hashes: bool = False
-) -> Rows:
+def _load(shards: Shards, files: list[ShardFile], *, targets: bool, with_hashes: bool) -> Rows:
     """Read and check files into one allocation, or map them. Raises DataError and OSError.
 
     Args:
         shards: the set.
         files: the files, in the order of the result.
-        on_loaded: called after each file.
         targets: read real targets instead of labels.
         with_hashes: compute the hashes of the rows, 0 for copies, and read their neighbourhoods.
     """
     total = sum(file.rows for file in files)
     if shards.mapped and total:
-        rows = map_rows(shards, files, targets=targets, with_hashes=with_hashes)
-        if on_loaded:
-            on_loaded(total, total)
-        return rows
+        return map_rows(shards, files, targets=targets, with_hashes=with_hashes)
     # Allocated once at full size: joining parts at the end would need the memory twice.
     images: Pixels = np.empty((total, *shards.shape), shards.layout.dtype)
     dtypes = column_types(shards, targets=targets, with_hashes=with_hashes)
@@ -85,6 +73,4 @@ def _load(
             for name in dtypes:
                 getattr(rows, name)[part] = getattr(block, name)
             at += len(block)
-        if on_loaded:
-            on_loaded(at, total)
     return rows

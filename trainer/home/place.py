@@ -160,7 +160,7 @@ def blocks(place: Place, size: int = BLOCK_BYTES) -> Iterator[bytes]:
         return
     length = with_retries(place.store.info)(place.uri).bytes
     for offset in range(0, length, size):
-        yield with_retries(place.store.read_range)(place.uri, offset, min(size, length - offset))
+        yield read_range(place, offset, min(size, length - offset))
 
 
 def line_blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -197,15 +197,15 @@ def confusion(counts: Ints, names: Sequence[str] = ()) -> Figure:
     return figure
 
 
-def cut_tail(histogram: Ints, bars: int = BARS) -> tuple[Ints, Ints, int]:
-    """Return bars for counts [V] by staleness: edges [n + 1], counts [n] and the updates beyond the last edge.
+def cut_tail(histogram: Ints) -> tuple[Ints, Ints, int]:
+    """Return at most BARS bars for counts [V] by staleness: edges [n + 1], counts [n] and the updates beyond the last edge.
 
     Updates beyond twice the 99.5th percentile are counted but not drawn, because a few very stale ones would squeeze
     all others into one bar. All bars have the same width, a whole number."""
     below = np.cumsum(histogram)
     usual = 2 * int(np.searchsorted(below, 0.995 * below[-1])) + 1
     length = min(usual, len(histogram))
-    width = -(-length // bars)
+    width = -(-length // BARS)
     edges = np.arange(0, length + width, width)
     counts = np.add.reduceat(histogram[: edges[-1]], edges[:-1])
     return edges, counts, int(below[-1] - counts.sum())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -46,15 +46,15 @@ class Stride:
 class ThinnedLog(Surviving):
     """``Surviving`` with at most about ``most`` ``train`` events: the first, the newest, and evenly spaced others.
 
-    The last one before each incident is kept too, because it shows the state of training then. At most ``most_workers``
+    The last one before each incident is kept too, because it shows the state of training then. At most MOST_WORKERS
     of them keep their entries of workers. Other kinds of events are not changed."""
 
-    def __init__(self, most: int = MOST, most_workers: int = MOST_WORKERS) -> None:
+    def __init__(self, most: int) -> None:
         super().__init__()
         self._number = -1
         self._trains: dict[int, NumberedEvent] = {}  # by id() of the event
         self._events = Stride(most)
-        self._workers = Stride(most_workers)
+        self._workers = Stride(MOST_WORKERS)
         self._with_workers = 0
 
     def add(self, event: LogEvent) -> None:
@@ -80,7 +80,13 @@ class ThinnedLog(Surviving):
         self._forget_void()
         numbers = [train.number for train in self._trains.values()]
         self._events.widen(numbers, self._number)
-        self._keep(lambda train: train.is_pinned or self._events.keeps(train.number, self._number))
+        dropped = {
+            key
+            for key, train in self._trains.items()
+            if not (train.is_pinned or self._events.keeps(train.number, self._number))
+        }
+        self.events = [event for event in self.events if id(event) not in dropped]
+        self._trains = {key: train for key, train in self._trains.items() if key not in dropped}
 
     def _thin_workers(self) -> None:
         """Empty the entries of workers in ``train`` events that the stride for them does not keep."""
@@ -102,11 +108,6 @@ class ThinnedLog(Surviving):
         """Drop ``train`` events that a roll-back in ``Surviving`` has removed."""
         live = {id(event) for event in self.events}
         self._trains = {key: train for key, train in self._trains.items() if key in live}
-
-    def _keep(self, is_kept: Callable[[NumberedEvent], bool]) -> None:
-        dropped = {key for key, train in self._trains.items() if not is_kept(train)}
-        self.events = [event for event in self.events if id(event) not in dropped]
-        self._trains = {key: train for key, train in self._trains.items() if key not in dropped}
 
     def _pin_last(self) -> None:
         """Keep the last ``train`` event permanently."""
