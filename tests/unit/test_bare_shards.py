@@ -15,6 +15,7 @@ from pipeline.core.errors import DataError, UsageError
 from pipeline.core.shardset.layout import Layout
 from pipeline.core.shardset.schema import record_schema
 from tests.support.configs import make_config
+from tests.support.trainer_sets import rows_of, write_shards
 from trainer import Options
 from trainer.config import SEPARATOR
 from trainer.data import bare_shards
@@ -87,8 +88,17 @@ def test_files_are_read_once_per_host_until_they_change(tmp_path: Path, monkeypa
 def test_the_folder_of_a_shard_of_a_set_is_still_refused(tmp_path: Path) -> None:
     write_shard(tmp_path / "worker=000" / "a.parquet", 0)
     assert open_shards(str(tmp_path / "worker=000")).num_workers == 1
+    with pytest.raises(UsageError, match="holds shards for 1 workers, not 2"):
+        open_shards(str(tmp_path / "worker=000"), num_workers=2)
     with pytest.raises(DataError, match="no shards were ever committed there"):
         open_shards(str(tmp_path))
+
+
+def test_a_set_in_a_folder_named_like_a_file_opens(tmp_path: Path) -> None:
+    """Open a committed set whose folder has the suffix of a Parquet file, as outputs of Spark often have."""
+    folder = write_shards(tmp_path / "set.parquet", [rows_of(20, 1)], None)
+    assert open_shards(str(folder), num_workers=1).rows == 20
+    assert open_shards(str(write_shard(tmp_path / "shard.parquet" / "a.parquet", 0).parent)).rows == 10
 
 
 def test_paths_that_are_no_shards_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 
 from pipeline.core.errors import DataError, UsageError
@@ -24,10 +26,8 @@ def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
     UsageError if it was made for another ``num_workers``."""
     uris = uri.split(SEPARATOR)
     store = store_of(uris[0])
-    if len(uris) > 1 or uri.endswith(SUFFIX):
-        bare = open_bare(store, uris)
-        _check_workers(bare, num_workers)
-        return bare
+    if len(uris) > 1 or (uri.endswith(SUFFIX) and not _is_folder(store, uri)):
+        return _open_bare(store, uris, num_workers)
     with unreadable_is_data_error(uri):
         absolute = store.resolve(uri)
         store.exists(absolute)  # not retried, so that an unreachable host is reported at once
@@ -35,7 +35,7 @@ def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
     if committed is None:
         refuse_single_shard(store, absolute)
         if bare_files(store, absolute):
-            return open_bare(store, uris)
+            return _open_bare(store, uris, num_workers)
         raise DataError(
             f"{absolute} has no {NAME}: no shards were ever committed there; make them with"
             f" sharding shard --strategy stratified --input DATA --output {uri} --workers {num_workers or 'N'}"
@@ -54,6 +54,20 @@ def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
     if problem:
         raise DataError(f"{problem}: the set is damaged; rerun the job that made it")
     return shards
+
+
+def _is_folder(store: Store, uri: str) -> bool:
+    """Return whether a path is a folder, although it may have the suffix of a file."""
+    with unreadable_is_data_error(uri), suppress(FileNotFoundError, NotADirectoryError):
+        return with_retries(store.info)(store.resolve(uri)).is_dir
+    return False
+
+
+def _open_bare(store: Store, uris: list[str], num_workers: int | None) -> Shards:
+    """Open shards without a manifest. Raises as ``open_bare``, and UsageError for another number of workers."""
+    bare = open_bare(store, uris)
+    _check_workers(bare, num_workers)
+    return bare
 
 
 def store_of(uri: str) -> Store:
