@@ -33,3 +33,8 @@ class DataError(JobError):
     def __init__(self, message: str) -> None:
         half = MOST_CHARACTERS // 2
         super().__init__(message if len(message) <= MOST_CHARACTERS else f"{message[:half]} ... {message[-half:]}")
+
+
+def error_class(exit_code: int) -> type[JobError]:
+    """Return the class of the error with which a process has ended; JobError for any other exit code."""
+    return {error.exit_code: error for error in (UsageError, DataError)}.get(exit_code, JobError)

@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from pipeline.core import console
-from pipeline.core.errors import DataError, JobError, UsageError
+from pipeline.core.errors import JobError, error_class
 from trainer.cluster.launcher import LaunchArguments, Launcher, Part
 from trainer.cluster.rendezvous import CHANGE, CHECKPOINT, DONE, GO, LEAVE, PartEnd, Rendezvous
 from trainer.config import Config, RunFacts
@@ -230,22 +230,22 @@ class ClusterRun:
 
     def _raise_for(self, end: PartEnd) -> None:
         """Raise the error with which a part has ended, of the class of its exit code. A no-op for exit code 0."""
-        errors = {error.exit_code: error for error in (UsageError, DataError)}
         if end.code:
             where = "" if self.parts[end.part].leads else f"host {end.part}: "
-            raise errors.get(end.code, JobError)(f"{where}{end.text}")
+            raise error_class(end.code)(f"{where}{end.text}")
 
     def _arrived(self, part: int, host: str) -> None:
         """Report that a part has arrived. Raises JobError if it has arrived, and so was lost before, too often."""
         if part not in self._came:
             self._came.add(part)
-            return self.progress.message(f"host {part} has started on {host}")
+            self.progress.message(f"host {part} has started on {host}")
+            return
         failures = self.restarts.failed(f"host {part}", self.rendezvous.status.version)
         if failures > self.config.processes.max_restarts:
             raise JobError(f"host {part} was lost {failures} times in a row without progress; see its log")
         if self.metrics:
             self.metrics.count_restart("host")
-        return self.progress.message(f"host {part} was lost, and is started again on {host}")
+        self.progress.message(f"host {part} was lost, and is started again on {host}")
 
     def _release_hosts(self) -> None:
         """Have the run continue without the hosts that are to end; a host whose workers must stay is only reported.

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pipeline.core import console
-from pipeline.core.errors import DataError, JobError, UsageError
+from pipeline.core.errors import DataError, JobError, UsageError, error_class
 from trainer.config import Config, RunFacts
 from trainer.context import RunContext
 from trainer.home.folders import Folders
@@ -193,8 +193,7 @@ def _prepared(config: Config, log: Path, home: Place | None, computes: bool) -> 
     cause = child.cause()
     if code < 0 or code == UNKNOWN:
         raise ProcessKilledError(cause)
-    errors = {error.exit_code: error for error in (UsageError, DataError)}
-    raise errors.get(code, JobError)(cause)
+    raise error_class(code)(cause)
 
 
 def _secret(config: Config, options: Options) -> Secret:

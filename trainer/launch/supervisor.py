@@ -13,7 +13,7 @@ from pathlib import Path
 from socket import socket
 from typing import Any, NoReturn
 
-from pipeline.core.errors import DataError, DivergenceError, JobError, UsageError
+from pipeline.core.errors import DataError, DivergenceError, JobError, UsageError, error_class
 from trainer.config import Config, RunFacts
 from trainer.home.folders import Folders
 from trainer.home.segments import SupersededError
@@ -92,7 +92,6 @@ class Supervisor:
         # that the server binds itself.
         own = listeners or {}
         self.listeners = [own[i].dup() if i in own else hold(address) for i, address in enumerate(addresses)]
-        self.output = self.folders.work
         self.roles = list(roles)
         self.control = Control(addresses[0], secret, Agreement.from_config(config, facts))
         self.children: dict[Role, Child] = {}
@@ -105,7 +104,7 @@ class Supervisor:
         self.changes = False  # whether the run stops here to continue with other workers
         self.workers = [role.index for role in self.roles if role.kind == "worker"]
         self.plan = plan(config, facts, workers_here=len(self.workers))
-        self.events = EventTail(self.output / METRICS)
+        self.events = EventTail(self.folders.work / METRICS)
         self.overseer = overseer or Terminal(quiet=options.quiet or options.silent)
         self.board = _board(options, self.folders)
         self.metrics = metrics
@@ -173,7 +172,7 @@ class Supervisor:
         return f" in {pause:g} s" if pause else ""
 
     def _log_of(self, role: Role) -> RoleLog:
-        return RoleLog(self.output / LOGS / f"{role}.log", str(role))
+        return RoleLog(self.folders.work / LOGS / f"{role}.log", str(role))
 
     def _child(self, role: Role, log: Path) -> Child:
         """Start and return a process for a role. Raises ProcessKilledError."""
@@ -216,8 +215,8 @@ class Supervisor:
         FORK_SERVER.ensure()
         while FORK_SERVER.losses:
             cause = FORK_SERVER.losses.pop()
-            self._count(f"{name} ended", self.progress.furthest, cause, self.output / LOGS)
-            log_event(self.output, "restart", role="fork server", index=0, cause=cause)
+            self._count(f"{name} ended", self.progress.furthest, cause, self.folders.work / LOGS)
+            log_event(self.folders.work, "restart", role="fork server", index=0, cause=cause)
             self.overseer.message(f"{name}: {cause}; started again")
 
     def _ended(self, role: Role, child: Child, cause: str) -> None:
@@ -235,12 +234,12 @@ class Supervisor:
             self.control.tell(AskStatus())  # the run may be over
             return
         if code in (UsageError.exit_code, DataError.exit_code):  # a restart would fail in the same way
-            raise (UsageError if code == UsageError.exit_code else DataError)(f"{role}: {cause}")
+            raise error_class(code)(f"{role}: {cause}")
         pause = self._schedule(role, cause, child.log)
         if role.kind == "worker":  # other workers need not wait for the heartbeat timeout
             self.control.tell(WorkerLoss(role.index))
         self._causes[role] = cause
-        log_event(self.output, "restart", role=role.kind, index=role.index, cause=cause)
+        log_event(self.folders.work, "restart", role=role.kind, index=role.index, cause=cause)
         self.overseer.message(f"{role}: {cause}; started again{pause}")
 
     def _count(self, event: str, progress: int, cause: str, log: Path) -> int:

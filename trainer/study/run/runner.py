@@ -15,7 +15,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from pipeline.core.errors import DataError, JobError, UsageError
+from pipeline.core.errors import DataError, JobError, error_class
 from pipeline.core.provenance import provenance
 from trainer.report.terminal import percent
 from trainer.study.plan.cases import SHARDS_KEY, open_ready
@@ -207,10 +207,7 @@ class Runner:
                 break
             # The process reported an error, so that a second try would fail too.
             if code > 0:
-                kinds = {UsageError.exit_code: UsageError, DataError.exit_code: DataError}
-                raise kinds.get(code, JobError)(
-                    f"{run}: {output or 'failed without a message'}{self._advice(code, run)}"
-                )
+                raise error_class(code)(f"{run}: {output or 'failed without a message'}{self._advice(code, run)}")
         raise JobError(f"{run}: its process was killed {TRIES} times; fewer --jobs need less memory")
 
     def execute(self, task: Mapping[str, object], log: Path) -> tuple[int, str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pipeline.core.errors import DataError, JobError, UsageError
+from pipeline.core.errors import DataError, UsageError, error_class
 from pipeline.core.shardset.contract import Manifest
 from trainer.study.plan.cases import ORDER, SEED, SHARDS_KEY, derivation, sharding_args, strategy_of
 from trainer.study.plan.study_plan import Run, StudyPlan
@@ -108,11 +108,10 @@ class Sets:
             return
         code, output = run_child("trainer.study.run.make_sets", list(tasks.values()))
         if code:
-            kinds = {UsageError.exit_code: UsageError, DataError.exit_code: DataError}
             if code == UsageError.exit_code:  # existing sets have other data; the job's advice is about its own flags
                 folders = [str(self.root / name) for name in (SETS, DATASETS) if (self.root / name).is_dir()]
                 output = f"{output.partition(';')[0]}; to have all made again, delete {' and '.join(folders)}"
-            raise kinds.get(code, JobError)(f"the shard sets could not be made: {output or 'failed without a message'}")
+            raise error_class(code)(f"the shard sets could not be made: {output or 'failed without a message'}")
         self.made_keys |= set(tasks)
 
     def owner(self, run: Run) -> tuple[str, str]:
