@@ -85,37 +85,37 @@ def test_nobody_starts_before_all_are_there() -> None:
     assert joined(roster, 0)
     assert joined(roster, 2)
     assert not joined(roster, 2)  # it speaks again
-    assert roster.page(0, 0, 1.0) is None
+    assert roster.address_table(0, 0, 1.0) is None
     joined(roster, 1)
-    page = roster.page(0, 0, 1.0)
-    assert page == roster.page(2, 0, 1.0)
-    assert page is not None
-    assert (page.edition, page.addresses) == (1, ("tcp://0.0:1", "tcp://1.0:1"))
+    table = roster.address_table(0, 0, 1.0)
+    assert table == roster.address_table(2, 0, 1.0)
+    assert table is not None
+    assert (table.edition, table.addresses) == (1, ("tcp://0.0:1", "tcp://1.0:1"))
 
 
 def test_a_successor_waits_for_the_goodbye_of_its_predecessor() -> None:
     roster = complete()
-    before = roster.page(2, 0, 0.0)
+    before = roster.address_table(2, 0, 0.0)
     assert joined(roster, 1, attempt=1, now=1.0)
     assert not roster.is_current(1, 0)
-    assert roster.page(1, 1, 2.0) is None
-    assert roster.page(2, 0, 2.0) == before, "the others go by the old addresses meanwhile"
-    assert roster.page(1, 0, 2.0) is None
+    assert roster.address_table(1, 1, 2.0) is None
+    assert roster.address_table(2, 0, 2.0) == before, "the others go by the old addresses meanwhile"
+    assert roster.address_table(1, 0, 2.0) is None
     roster.goodbye(1, 0)
-    after = roster.page(1, 1, 2.0)
+    after = roster.address_table(1, 1, 2.0)
     assert after is not None
     assert (after.edition, after.addresses) == (2, ("tcp://0.0:1", "tcp://1.1:1"))
-    assert roster.page(2, 0, 2.0) == after
+    assert roster.address_table(2, 0, 2.0) == after
 
 
 def test_a_successor_waits_for_the_lease_of_a_silent_one() -> None:
     roster = complete()
     roster.heard(1, 0, 5.0)
     joined(roster, 1, attempt=1, now=6.0)
-    assert roster.page(1, 1, 5.0 + LEASE_S) is None
+    assert roster.address_table(1, 1, 5.0 + LEASE_S) is None
     roster.heard(1, 0, 8.0)  # it was frozen, and lives
-    assert roster.page(1, 1, 5.1 + LEASE_S) is None
-    assert roster.page(1, 1, 8.1 + LEASE_S) is not None
+    assert roster.address_table(1, 1, 5.1 + LEASE_S) is None
+    assert roster.address_table(1, 1, 8.1 + LEASE_S) is not None
 
 
 def test_a_lost_connection_is_given_the_time_to_reconnect() -> None:
@@ -123,38 +123,38 @@ def test_a_lost_connection_is_given_the_time_to_reconnect() -> None:
     joined(roster, 1, attempt=1, now=1.0)
     roster.cut(1, 0, 1.0)
     roster.cut(1, 0, 1.5)
-    assert roster.page(1, 1, 1.0 + CUT_S) is None
+    assert roster.address_table(1, 1, 1.0 + CUT_S) is None
     roster.heard(1, 0, 2.0)  # it has connected again
-    assert roster.page(1, 1, 1.1 + CUT_S) is None
+    assert roster.address_table(1, 1, 1.1 + CUT_S) is None
     roster.cut(1, 0, 3.0)
-    assert roster.page(1, 1, 3.1 + CUT_S) is not None
+    assert roster.address_table(1, 1, 3.1 + CUT_S) is not None
 
 
 def test_a_host_with_workers_only_changes_no_address() -> None:
     roster = complete()
-    before = roster.page(0, 0, 0.0)
+    before = roster.address_table(0, 0, 0.0)
     joined(roster, 2, attempt=1, now=1.0)
     roster.goodbye(2, 0)
-    assert roster.page(2, 1, 1.0) == before == roster.page(0, 0, 1.0)
+    assert roster.address_table(2, 1, 1.0) == before == roster.address_table(0, 0, 1.0)
 
 
 def test_an_attempt_that_comes_after_its_successor_is_none() -> None:
     roster = complete()
     assert joined(roster, 1, attempt=3, now=1.0)
     assert not joined(roster, 1, attempt=2, now=2.0)
-    assert roster.page(1, 2, 2.0) is None
+    assert roster.address_table(1, 2, 2.0) is None
     assert roster.is_current(1, 3)
 
 
 def test_two_hosts_that_move_at_once_make_whole_editions_only() -> None:
     roster = complete()
-    first = roster.page(2, 0, 0.0)
+    first = roster.address_table(2, 0, 0.0)
     joined(roster, 0, attempt=1, now=1.0)
     joined(roster, 1, attempt=1, now=1.0)
     roster.goodbye(0, 0)
-    assert roster.page(0, 1, 1.0) == first, "server 1's address is not known yet"
+    assert roster.address_table(0, 1, 1.0) == first, "server 1's address is not known yet"
     roster.goodbye(1, 0)
-    found = roster.page(0, 1, 1.0)
+    found = roster.address_table(0, 1, 1.0)
     assert found is not None
     assert (found.edition, found.addresses) == (2, ("tcp://0.1:1", "tcp://1.1:1"))
 

@@ -17,7 +17,7 @@ from typing import Any
 import zmq
 
 from pipeline.core.errors import DataError, UsageError
-from trainer.cluster.roster import LEASE_S, Roster
+from trainer.cluster.roster import LEASE_S, AddressTable, Roster
 from trainer.home.segments import SupersededError
 from trainer.transport.bodies.json_object import pack_json, unpack_json
 from trainer.transport.malformed import MalformedMessageError
@@ -158,7 +158,6 @@ class Rendezvous:
             addresses = {int(index): str(address) for index, address in message["addresses"].items()}
             if self.roster.hello(part, attempt, addresses, now):
                 self.arrivals.put((part, str(message.get("host", ""))[:200]))
-            self.roster.heard(part, attempt, now)
             self._identities[part, attempt] = identity
             # Probe the connections of replaced attempts: the new one need not wait for their leases once they are gone.
             for earlier in self.roster.waits_for(part):
@@ -167,7 +166,7 @@ class Rendezvous:
             current = self.roster.is_current(part, attempt)
             if message.get("goodbye"):
                 self.roster.goodbye(part, attempt)
-            book = self.roster.page(part, attempt, now)
+            table = self.roster.address_table(part, attempt, now) or AddressTable(0, ())
         # A part repeats lines until they are acknowledged, so that known numbers are skipped.
         last = self._said_by.get((part, attempt), 0)
         for number, text in message["said"]:
@@ -177,8 +176,8 @@ class Rendezvous:
         if current:
             self._take(part, attempt, message)
         command = self.commands[part] if current else LEAVE
-        page = {"edition": book.edition, "addresses": book.addresses} if book else {"edition": 0, "addresses": ()}
-        return {"heard": message["number"], "said": last, "wanted": command, "facts": self.facts} | page
+        answer = {"heard": message["number"], "said": last, "wanted": command, "facts": self.facts}
+        return answer | {"edition": table.edition, "addresses": table.addresses}
 
     def _take(self, part: int, attempt: int, message: Mapping[str, Any]) -> None:
         """Take over what a current attempt's message may carry.

@@ -42,7 +42,7 @@ class ReplacedAttempt:
 
 
 @dataclass(frozen=True)
-class Book:
+class AddressTable:
     """The address table of a run.
 
     Attributes:
@@ -67,7 +67,7 @@ class Roster:
         lease_s: silence after which a replaced attempt is gone (seconds).
         members: the current attempt of each part.
         replaced: replaced attempts that may still live, by part and attempt.
-        book: the current address table, None until all parts have arrived.
+        table: the current address table, None until all parts have arrived.
     """
 
     num_parts: int
@@ -75,7 +75,7 @@ class Roster:
     lease_s: float = LEASE_S
     members: dict[int, RosterEntry] = field(default_factory=dict)
     replaced: dict[tuple[int, int], ReplacedAttempt] = field(default_factory=dict)
-    book: Book | None = None
+    table: AddressTable | None = None
 
     def hello(self, part: int, attempt: int, addresses: Mapping[int, str], now: float) -> bool:
         """Note a message of an attempt, and return whether the attempt is new and replaces the part's earlier one.
@@ -118,7 +118,7 @@ class Roster:
         member = self.members.get(part)
         return member is not None and member.attempt == attempt
 
-    def page(self, part: int, attempt: int, now: float) -> Book | None:
+    def address_table(self, part: int, attempt: int, now: float) -> AddressTable | None:
         """Return the address table for an attempt, or None while it must wait.
 
         A current attempt waits until all parts have arrived and its predecessor has ended. A replaced one gets no table
@@ -127,7 +127,7 @@ class Roster:
             return None
         if len(self.members) == self.num_parts:
             self._publish(now)
-        return self.book
+        return self.table
 
     def silent(self, now: float) -> dict[int, float]:
         """Return the parts that are silent for longer than a lease, with the duration (seconds)."""
@@ -151,5 +151,5 @@ class Roster:
                 return
             addresses_by_index |= member.addresses
         addresses = tuple(addresses_by_index[index] for index in range(self.num_servers))
-        if self.book is None or self.book.addresses != addresses:
-            self.book = Book(self.book.edition + 1 if self.book else 1, addresses)
+        if self.table is None or self.table.addresses != addresses:
+            self.table = AddressTable(self.table.edition + 1 if self.table else 1, addresses)
