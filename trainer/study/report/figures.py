@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from trainer.study.analysis.curves import Curves
 from trainer.study.analysis.published import RUNS, published_of
 from trainer.study.analysis.results import StudySetting
 from trainer.study.analysis.sides import PRIMARY, ComparisonSide, sharding_seconds
-from trainer.study.analysis.statistics import Interval, f_interval
+from trainer.study.analysis.statistics import Interval, f_interval, summarise
 from trainer.study.report.words import QUALITIES_IN_FULL
 
 DECADE = 10.0
@@ -309,13 +308,13 @@ def staleness(setting: StudySetting) -> Figure | None:
         (axes[0], [m.staleness for _, m in rows], "mean staleness in updates"),
         (axes[1], [m.seconds for _, m in rows], "mean training time in seconds"),
     ):
-        ax.barh(range(len(rows)), values, color=list(_colours(len(rows))), height=0.6)
+        ax.barh(range(len(rows)), values, color=_colours(len(rows)), height=0.6)
         ax.set_xlabel(label)
         name_rows(ax, [name for name, _ in rows])
     return figure
 
 
-def _colours(count: int) -> Sequence[str]:
+def _colours(count: int) -> list[str]:
     return [PALETTE[at % len(PALETTE)] for at in range(count)]
 
 
@@ -340,8 +339,6 @@ def _class_counts(member: ComparisonSide) -> list[float] | None:
 
 def _spread_band(curves: Curves) -> tuple[np.ndarray, np.ndarray]:
     """Return the 95 % interval of each epoch's standard deviation, assuming normal values: two arrays [epochs]."""
-    from trainer.study.analysis.statistics import summarise
-
     ends: list[Interval] = [summarise(column).sd_interval for column in curves.accuracy.T.tolist()]
     return np.array([end.low for end in ends]), np.array([end.high for end in ends])
 

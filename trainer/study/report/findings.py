@@ -9,8 +9,9 @@ from typing import Literal, NamedTuple
 
 from trainer.study.analysis.results import Analysis, StudySetting
 from trainer.study.analysis.sides import PRIMARY, ComparisonSide
-from trainer.study.analysis.statistics import LEVEL, Comparison, Interval
+from trainer.study.analysis.statistics import LEVEL, Comparison
 from trainer.study.report import remarks
+from trainer.study.report.table import ends_in_points
 from trainer.study.report.words import POINTS, hours, interval, list_in_words, member_in_words, number, p_value, where
 
 Level = Literal["better", "worse", "plain"]
@@ -152,7 +153,7 @@ def _set_words(analysis: Analysis, setting: StudySetting, member: ComparisonSide
     if c is None or math.isnan(c.set_p):
         return ""
     effect = "an effect" if c.set_p < LEVEL else "no effect"
-    ends = f"95 %: {POINTS * c.set_interval.low:.3f} to {POINTS * c.set_interval.high:.3f}"
+    ends = f"95 %: {ends_in_points(c.set_interval, '.3f')}"
     sizes = f"its standard deviation is {POINTS * c.set_sd:.3f} points ({ends}), the rest's {POINTS * c.rest_sd:.3f}"
     test = f"F test between {c.sets} sets of {c.seeds} seeds each: p {p_value(c.set_p)}"
     return f"{member_in_words(analysis, setting, member)}: {effect} of the shard set is shown; {sizes} ({test})."
@@ -230,11 +231,11 @@ def _mean_words(analysis: Analysis, comparison: Comparison) -> str:
 
     It says whether a difference is shown, equality within the margin, both, or neither ("undecided")."""
     points = comparison.difference * POINTS
-    ends = Interval(comparison.difference_interval.low * POINTS, comparison.difference_interval.high * POINTS)
     side = "higher" if points >= 0 else "lower"
-    mean = f"Mean {abs(points):.2f} points {side} ({ends.low:+.2f} to {ends.high:+.2f})"
-    inner = "{:+.2f} to {:+.2f}".format(*(POINTS * end for end in comparison.equivalence_interval))
-    equality = f"90 %: {inner}, p {p_value(comparison.adjusted_equivalence_p)}"
+    mean = f"Mean {abs(points):.2f} points {side} ({ends_in_points(comparison.difference_interval)})"
+    equality = (
+        f"90 %: {ends_in_points(comparison.equivalence_interval)}, p {p_value(comparison.adjusted_equivalence_p)}"
+    )
     same = f"equal within {analysis.margin * POINTS:g} points ({equality})"
     if comparison.adjusted_difference_p < LEVEL:
         but = f", but {same}" if comparison.adjusted_equivalence_p < LEVEL else ""

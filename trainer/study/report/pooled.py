@@ -19,9 +19,9 @@ from trainer.study.analysis.results import Analysis
 from trainer.study.analysis.sides import PRIMARY, ComparisonSide, sharding_seconds
 from trainer.study.analysis.statistics import Interval, f_interval
 from trainer.study.report.figures import legend_once
-from trainer.study.report.table import Table, ends_in_words, to_markdown_table
+from trainer.study.report.table import Table, difference_in_points, ends_in_words, to_markdown_table
 from trainer.study.report.tables import evidence
-from trainer.study.report.words import POINTS, number, p_value
+from trainer.study.report.words import number, p_value
 
 PUBLISHED = TABLES["cifar10"]  # the data set of the pooled studies
 
@@ -48,15 +48,14 @@ def _answers(studies: Mapping[str, Analysis], ways: Sequence[PooledWay]) -> Tabl
         study, member = way.largest
         comparison = member.comparisons[PRIMARY]
         assert comparison, "pooled studies have comparisons"
-        low, high = (POINTS * end for end in comparison.difference_interval)
-        mean = f"{POINTS * comparison.difference:+.2f} ({low:+.2f} to {high:+.2f})"
         ratio = (
             "studies differ"
             if math.isnan(way.pooled.p)
             else f"{number(way.pooled.ratio)} ({ends_in_words(way.pooled.interval)})"
         )
         words = f"{evidence(studies[study], member)} in {study}; {len(way.studies)} ratios"
-        rows.append((way.name, ", ".join(way.vary), mean, ratio, _cost(studies[study], member), words))
+        cost = _cost(studies[study], member)
+        rows.append((way.name, ", ".join(way.vary), difference_in_points(comparison), ratio, cost, words))
     header = (
         f"sharding, in place of {BASELINE}", "seeds change", "mean difference, points (95 %)",
         f"pooled sd of {BASELINE} / sd (95 %)", f"sharding, s more than {BASELINE}", "evidence",

@@ -11,8 +11,8 @@ from trainer.study.analysis.ratios import compare_ratios
 from trainer.study.analysis.results import Analysis, StudySetting
 from trainer.study.analysis.sides import PRIMARY, ComparisonSide
 from trainer.study.analysis.statistics import Comparison, f_interval
-from trainer.study.report.table import Table, ends_in_words, fixed, short
-from trainer.study.report.words import POINTS, number, p_value
+from trainer.study.report.table import Table, difference_in_points, ends_in_words, fixed, short
+from trainer.study.report.words import number, p_value
 
 RUNNING = "running_train_accuracy"
 OURS = ("runs", "mean", "sd", "sd of random / sd", "95 % (F)", "loss")
@@ -55,8 +55,7 @@ def _published_differences(analysis: Analysis, setting: StudySetting) -> list[Ta
         ):
             ours = "-"
             if c := member.comparisons[PRIMARY]:
-                ends = (POINTS * c.difference_interval.low, POINTS * c.difference_interval.high)
-                ours = f"{POINTS * c.difference:+.2f} ({ends_in_words(ends, '{:+.2f}'.format)})"
+                ours = difference_in_points(c)
             # Runs of equal length differ in time only if the published ones do too.
             speed = number(setting.members[base].seconds / member.seconds) if base in setting.members else "-"
             rows.append((member.name, ours, f"{each.points:+.2f}", speed, number(each.speed), each.source))
@@ -98,7 +97,8 @@ def _paper_training(row: PublishedFigures | None, base: PublishedFigures, compar
     base: the paper's row of random sharding. comparison: ours of the same way of sharding; None if there is none."""
     if not row:
         return ("-",) * 6
-    sd, loss = f"{row.train_accuracy_sd:.6f}", _with_sd(row.train_loss, row.train_loss_sd)
+    sd = f"{row.train_accuracy_sd:.6f}"
+    loss = _with_sd(row.train_loss, row.train_loss_sd)
     if row is base:
         return (sd, "-", "-", loss, "-", "-")
     ratio = base.train_accuracy_sd / row.train_accuracy_sd

@@ -11,6 +11,7 @@ from trainer.study.analysis.results import Analysis, StudySetting
 from trainer.study.analysis.sides import PRIMARY, ComparisonSide
 from trainer.study.analysis.statistics import LEVEL, f_interval
 from trainer.study.analysis.twins import ALL, Twins
+from trainer.study.report.table import ends_in_points
 from trainer.study.report.words import (
     POINTS,
     QUALITIES,
@@ -180,11 +181,12 @@ def _twin(analysis: Analysis, twins: Twins) -> str:
     """Return a clause on the mean and standard deviation of one member, or of ALL, here and in the other study."""
     comparison = twins.found
     whose = "over all strategies, averaged by seed, the" if twins.member == ALL else f"the {twins.member}"
-    low, high = (f"{POINTS * end:+.2f}" for end in comparison.difference_interval)
     side = "higher" if comparison.difference >= 0 else "lower"
     points = abs(POINTS * comparison.difference)
     pairs = f"{comparison.n} {'seeds' if twins.member == ALL else 'pairs'}"
-    text = f"{whose} mean is {points:.2f} points {side} here ({low} to {high}, {pairs})"
+    text = (
+        f"{whose} mean is {points:.2f} points {side} here ({ends_in_points(comparison.difference_interval)}, {pairs})"
+    )
     if not math.isnan(comparison.sd_ratio_bootstrap.low) and twins.member != ALL:
         ratio = f"{number(comparison.sd_ratio)} ({interval(comparison.sd_ratio_f)})"
         text += f", and the standard deviation in {analysis.beside} / here = {ratio}"

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from trainer.study.report.words import number
+from trainer.study.analysis.statistics import Comparison
+from trainer.study.report.words import POINTS, number
 
 
 class Table(NamedTuple):
@@ -61,3 +62,13 @@ def short(value: float) -> str:
 def ends_in_words(ends: tuple[float, float], form: Callable[[float], str] = number) -> str:
     """Format the ends of an interval."""
     return "-" if math.isnan(ends[0]) else f"{form(ends[0])} to {form(ends[1])}"
+
+
+def ends_in_points(ends: tuple[float, float], form: str = "+.2f") -> str:
+    """Format the ends of an interval of accuracies in percentage points."""
+    return ends_in_words(ends, lambda end: format(POINTS * end, form))
+
+
+def difference_in_points(comparison: Comparison) -> str:
+    """Format the difference of two mean accuracies in percentage points, with its 95 % interval."""
+    return f"{POINTS * comparison.difference:+.2f} ({ends_in_points(comparison.difference_interval)})"

@@ -16,7 +16,16 @@ from trainer.study.analysis.statistics import LEVEL
 from trainer.study.analysis.twins import ALL
 from trainer.study.report.findings import findings
 from trainer.study.report.published_tables import published_tables
-from trainer.study.report.table import Table, ends_in_words, fixed, short, to_latex_table, to_markdown_table
+from trainer.study.report.table import (
+    Table,
+    difference_in_points,
+    ends_in_points,
+    ends_in_words,
+    fixed,
+    short,
+    to_latex_table,
+    to_markdown_table,
+)
 from trainer.study.report.words import POINTS, QUALITIES, QUALITIES_IN_FULL, number, p_value
 
 NAMES = {
@@ -86,8 +95,7 @@ def answer_table(analysis: Analysis, setting: StudySetting) -> Table:
         c = member.comparisons.get(PRIMARY)
         mean = ratio = "-"
         if c:
-            ends = f"{POINTS * c.difference_interval.low:+.2f} to {POINTS * c.difference_interval.high:+.2f}"
-            mean = f"{POINTS * c.difference:+.2f} ({ends})"
+            mean = difference_in_points(c)
             ratio = f"{number(c.sd_ratio)} ({ends_in_words(c.sd_ratio_f)})"
         traffic = member.summaries.get("sent_bytes")
         costs = [f"{member.seconds:,.1f}", f"{traffic.mean / 1e6:,.1f}" if traffic else "-"]
@@ -155,7 +163,7 @@ def _components(setting: StudySetting) -> list[Table]:
     for member in setting.members.values():
         if c := member.components:
             # Components are a tenth of the differences of means, so that they need one digit more.
-            ends = ends_in_words((POINTS * c.set_interval.low, POINTS * c.set_interval.high), "{:.3f}".format)
+            ends = ends_in_points(c.set_interval, ".3f")
             sds = (f"{POINTS * c.seed_sd:.3f}", f"{POINTS * c.rest_sd:.3f}")
             rows.append(
                 (member.name, f"{c.sets} x {c.seeds}", f"{POINTS * c.set_sd:.3f}", ends, p_value(c.set_p), *sds)
@@ -208,9 +216,7 @@ def _images(analysis: Analysis, setting: StudySetting) -> list[Table]:
     for member in setting.members.values():
         if member.churn:
             c = member.churn
-            ends = (
-                "-" if math.isnan(c.interval.low) else "{:.2f} to {:.2f}".format(*(POINTS * end for end in c.interval))
-            )
+            ends = ends_in_points(c.interval, ".2f")
             difference = "-" if math.isnan(c.difference) else f"{POINTS * c.difference:+.2f}"
             ps = (p_value(c.p), p_value(c.adjusted_p))
             rows.append((member.name, str(c.runs), f"{POINTS * c.share:.2f}", ends, difference, *ps, _worst(member)))
@@ -354,7 +360,7 @@ def _compare_studies(analysis: Analysis, setting: StudySetting) -> list[Table]:
     for twins in analysis.twins:
         if twins.setting == setting.name:
             c = twins.found
-            ends = f"{POINTS * c.difference_interval.low:+.2f} to {POINTS * c.difference_interval.high:+.2f}"
+            ends = ends_in_points(c.difference_interval)
             means = (*map(fixed, twins.mean), f"{POINTS * c.difference:+.2f}", ends, p_value(c.equivalence_p))
             sds = ("-",) * 5
             if twins.member != ALL:
