@@ -96,13 +96,18 @@ def _evenness_and_distance(member: ComparisonSide, quality: str) -> tuple[Floats
         for record in member.records
         if record[PRIMARY] is not None and record["sharding"].get(quality) is not None
     ]
-    x, accuracy = np.array(pairs).T if pairs else (np.zeros(0), np.zeros(0))
-    return x, np.abs(accuracy - np.median(accuracy)) if pairs else accuracy
+    if not pairs:
+        return np.zeros(0), np.zeros(0)
+    measures, accuracy = np.array(pairs).T
+    return measures, np.abs(accuracy - np.median(accuracy))
 
 
 def _pooled_correlation(pairs: Sequence[tuple[Floats, Floats]]) -> Correlation:
     """Return the correlation over all runs of several members together, without a test."""
-    x, y = (np.concatenate(side) for side in zip(*pairs, strict=True)) if pairs else (np.zeros(0), np.zeros(0))
+    if not pairs:
+        return Correlation(0, math.nan)
+    x = np.concatenate([measures for measures, _ in pairs])
+    y = np.concatenate([distances for _, distances in pairs])
     return Correlation(len(x), statistics.rank_correlation(x, y))
 
 

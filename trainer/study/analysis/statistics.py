@@ -361,11 +361,14 @@ def rank_correlation_within(groups: Sequence[tuple[Floats, Floats]]) -> tuple[fl
     values. Both results are NaN with fewer than four values, or if x or y does not vary.
 
     groups: arrays (x, y) of equal length per group."""
-    x = np.concatenate([_centred(x) for x, _ in groups]) if groups else np.zeros(0)
-    y = np.concatenate([_centred(y) for _, y in groups]) if groups else np.zeros(0)
+    if not groups:
+        return math.nan, math.nan
+    x = np.concatenate([_centred(x) for x, _ in groups])
+    y = np.concatenate([_centred(y) for _, y in groups])
     if len(x) < 4 or not np.ptp(x) or not np.ptp(y):
         return math.nan, math.nan
-    first, second = (stats.rankdata(side) - (len(x) + 1) / 2 for side in (x, y))
+    first = stats.rankdata(x) - (len(x) + 1) / 2
+    second = stats.rankdata(y) - (len(x) + 1) / 2
     # Permuting ranks within groups keeps the differences between groups out of the test.
     permuted_sums = np.zeros(PERMUTATIONS)
     at = 0

@@ -114,27 +114,30 @@ def _twins(setting: str, name: str, groups: Sequence[Sequence[Pair]], key: str, 
         key: the measure.
         margin: of equivalence.
     """
-    here_values, there_values = (
-        [float(np.mean([pair[side][key] for pair in group])) for group in groups] for side in (0, 1)
-    )
+    here_values = [float(np.mean([own[key] for own, _ in group])) for group in groups]
+    there_values = [float(np.mean([other[key] for _, other in group])) for group in groups]
     # The other study, such as one on real processes, is the baseline by which this study is judged.
     comparison = compare(there_values, here_values, margin)
     if not comparison:
         return None
     pairs = [pair for group in groups for pair in group]
-    here_records, there_records = ([pair[side] for pair in pairs] for side in (0, 1))
+    here_records = [own for own, _ in pairs]
+    there_records = [other for _, other in pairs]
+    sd = Both(math.nan, math.nan)
+    if name != ALL:
+        sd = Both(float(np.std(here_values, ddof=1)), float(np.std(there_values, ddof=1)))
     return Twins(
         setting=setting,
         member=name,
         mean=Both(float(np.mean(here_values)), float(np.mean(there_values))),
-        sd=Both(math.nan, math.nan)
-        if name == ALL
-        else Both(*(float(np.std(x, ddof=1)) for x in (here_values, there_values))),
-        staleness=Both(
-            *(float(np.mean([r["staleness"]["mean"] for r in records])) for records in (here_records, there_records))
-        ),
+        sd=sd,
+        staleness=Both(_mean_staleness(here_records), _mean_staleness(there_records)),
         found=comparison,
         correlation_interval=correlation_interval(comparison.correlation, comparison.n),
         same_seeds=all(one["seeds"] == other["seeds"] for one, other in pairs),
         made=(environments(here_records), environments(there_records)),
     )
+
+
+def _mean_staleness(records: Sequence[Record]) -> float:
+    return float(np.mean([record["staleness"]["mean"] for record in records]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from hashlib import sha256
 from pathlib import Path
@@ -122,15 +122,21 @@ def sources(plan: StudyPlan) -> dict[str, str]:
 
     The content of data sets and ready sets is recorded in every line of the ledger instead."""
     digests = {}
-    for table in (*TABLES, "training", "virtual"):
-        members = getattr(plan, table)
-        for owner, keys in members.items() if table in TABLES else [("", members)]:
-            for key, value in drop_places(keys).items():
-                path = _file_of(value)
-                content = path.read_bytes() if path else _table_folder(key, value)
-                if content is not None:
-                    digests[".".join(filter(None, (table, owner, key)))] = sha256(content).hexdigest()[:16]
+    for table, owner, keys in _tables_of_flags(plan, (*TABLES, "training", "virtual")):
+        for key, value in drop_places(keys).items():
+            path = _file_of(value)
+            content = path.read_bytes() if path else _table_folder(key, value)
+            if content is not None:
+                digests[".".join(filter(None, (table, owner, key)))] = sha256(content).hexdigest()[:16]
     return digests
+
+
+def _tables_of_flags(plan: StudyPlan, tables: Iterable[str]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield each table of flags with its place in a plan, such as models and cnn; [training] and [virtual] have no name."""
+    for table in tables:
+        members = getattr(plan, table)
+        for name, flags in members.items() if table in TABLES else [("", members)]:
+            yield table, name, flags
 
 
 def _table_folder(key: str, value: Any) -> bytes | None:
@@ -179,12 +185,10 @@ def check_plan(plan: StudyPlan, unread: Container[str] = ()) -> None:
     """Raise UsageError, or DataError for a broken set, for every fault that would stop a run before its training.
 
     unread: names of data sets that are not read, because all their shard sets are prepared."""
-    for table, reserved_keys in FILLED.items():
-        members = getattr(plan, table)
-        for owner, keys in members.items() if table not in ("training", "virtual") else [("", members)]:
-            key = next((key for key in reserved_keys if key in keys and (table, key) != ("shardings", ORDER)), None)
-            if key:
-                raise UsageError(f"{_place(table, owner)}: {key} is set by the study; leave it out")
+    for table, owner, keys in _tables_of_flags(plan, FILLED):
+        key = next((key for key in FILLED[table] if key in keys and (table, key) != ("shardings", ORDER)), None)
+        if key:
+            raise UsageError(f"{_place(table, owner)}: {key} is set by the study; leave it out")
     for name in plan.shardings:
         _check_at(_place("shardings", name), _check_sharding, plan, name)
     for name in plan.datasets:
