@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -43,6 +44,14 @@ def write_durably(path: Path, data: bytes) -> None:
         raise
     # The new name is stored in the folder, which has to be made durable too.
     sync(path.parent)
+
+
+def is_at(file: IO[Any], path: Path) -> bool:
+    """Return whether a path still names an open file."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def sync(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shlex
 import socket
@@ -19,6 +20,16 @@ HIDDEN = "***"
 def provenance() -> dict[str, str]:
     """Return the time, the command and the host of this process, as manifests and logs record them."""
     return {"time": utc_now(), "command": command(), "host": socket.gethostname()}
+
+
+def processor() -> str:
+    """Return the name of the processor or, if it is unknown, of its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 def utc_now() -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 from pyspark import SparkContext
 
+from pipeline.core.provenance import processor
 from pipeline.spark.jvm import jvm_of
 from trainer.benchmark.systems.executors import find_executors
 
@@ -23,13 +24,9 @@ TRAINER = Path(__file__).resolve().parents[1]
 
 def describe_machine(context: SparkContext, data: str) -> dict[str, Any]:
     """Return hardware, versions, Spark's settings, the folder of the data, and the load before the benchmark."""
-    processor = platform.processor()
-    # platform.processor() is empty on many Linux systems.
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        processor = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), processor)
     return {
-        "processor": processor,
+        "processor": processor(),
+        # Only some systems say which cores a process may use.
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "system": f"{platform.system()} {platform.release()}",

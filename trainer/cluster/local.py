@@ -28,9 +28,6 @@ class LocalLauncher(WatchingLauncher["subprocess.Popen[bytes]"]):
     def threads(self, parts: Sequence[Part]) -> int:
         return max(1, usable_cores() // sum(part.count("worker") for part in parts))
 
-    def store(self) -> str:
-        return ""
-
     def waiting_for(self) -> str:
         return "they are still starting"
 
@@ -49,7 +46,9 @@ class LocalLauncher(WatchingLauncher["subprocess.Popen[bytes]"]):
 
     def outcome(self, handle: subprocess.Popen[bytes]) -> str | None:
         code = handle.poll()
-        return code if code is None else f"exit code {code}" if code else ""
+        if code is None:
+            return None
+        return f"exit code {code}" if code else ""
 
     def end(self, handle: subprocess.Popen[bytes]) -> None:
         handle.kill()

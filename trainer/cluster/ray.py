@@ -41,9 +41,6 @@ class RayLauncher(WatchingLauncher[Any]):
     def threads(self, parts: Sequence[Part]) -> int:
         return max(1, self.cores // max(part.count("worker") for part in parts))
 
-    def store(self) -> str:
-        return ""
-
     def waiting_for(self) -> str:
         return f"each takes {self.cores} CPUs and {self.gpus:g} GPUs of a node (--host-cores, --host-gpus)"
 

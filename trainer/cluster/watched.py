@@ -51,6 +51,10 @@ class WatchingLauncher(ABC, Generic[H]):
         self._watcher = threading.Thread(target=self._watch, name="launcher", daemon=True)
         self._watcher.start()
 
+    def store(self) -> str:
+        """Return no settings: hosts have their own."""
+        return ""
+
     def failure(self) -> str | None:
         return self._failure
 

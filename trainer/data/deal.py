@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer.data.loading import load_worker
-from trainer.data.places import empty_worker
+from trainer.data.places import shared_shards
 from trainer.data.rows import Rows, join_rows
 from trainer.data.shards import Shards
 
@@ -27,20 +27,13 @@ def deal(shards: Shards, num_workers: int, *, targets: bool = False) -> list[Row
     # With fewer workers than shards, whole shards are joined, otherwise each shard is shared by some workers.
     if num_workers < len(rows_by_shard):
         return [join_rows(rows_by_shard[worker::num_workers]) for worker in range(num_workers)]
-    rows_by_worker = []
-    for worker in range(num_workers):
-        turn, shard = divmod(worker, len(rows_by_shard))
-        sharers = len(range(shard, num_workers, len(rows_by_shard)))
-        rows_by_worker.append(rows_by_shard[shard].view(slice(turn, None, sharers)))
-        if not len(rows_by_worker[-1]):
-            raise empty_worker(num_workers, worker, shard, len(rows_by_shard[shard]), sharers)
-    return rows_by_worker
+    sizes = [len(rows) for rows in rows_by_shard]
+    return [rows_by_shard[shard].view(own) for shard, own in shared_shards(sizes, num_workers)]
 
 
 def dealt_sizes(shards: Shards, num_workers: int) -> list[int]:
-    """Return the number of rows that ``deal`` gives to each of N workers. Reads no row."""
+    """Return the number of rows that ``deal`` gives to each of N workers. Reads no row. Raises UsageError as ``deal``."""
     sizes = shards.shard_rows
     if num_workers < len(sizes):
         return [sum(sizes[worker::num_workers]) for worker in range(num_workers)]
-    turns = [divmod(worker, len(sizes)) for worker in range(num_workers)]
-    return [len(range(turn, sizes[shard], len(range(shard, num_workers, len(sizes))))) for turn, shard in turns]
+    return [len(range(sizes[shard])[own]) for shard, own in shared_shards(sizes, num_workers)]

@@ -225,8 +225,7 @@ def check_gossip(config: Config, shards: Shards, num_workers: int) -> None:
             f"--gossip {config.data.gossip} sends images of at most {MOST_EXAMPLE_BYTES:,} bytes, and those of {shards.uri}"
             f" have {image_bytes:,}: leave it out, or make the images smaller (--resize of the sharding jobs)"
         )
-    sizes = dealt_sizes(shards, num_workers)
     is_even = config.cohorts.entries and num_workers != shards.num_workers
-    least = sum(sizes) // num_workers if is_even else min(sizes)
+    least = sum(shards.shard_rows) // num_workers if is_even else min(dealt_sizes(shards, num_workers))
     if config.data.gossip > least:
         raise UsageError(f"--gossip {config.data.gossip} exceeds the {least} rows of a worker: give at most {least}")

@@ -18,14 +18,24 @@ def dealt_places(sizes: Sequence[int], num_workers: int) -> list[Ints]:
     numbers = np.split(np.arange(ends[-1]), ends[:-1])
     if num_workers < len(numbers):
         return [np.concatenate(numbers[worker::num_workers]) for worker in range(num_workers)]
-    places = []
+    return [numbers[shard][own] for shard, own in shared_shards(sizes, num_workers)]
+
+
+def shared_shards(sizes: Sequence[int], num_workers: int) -> list[tuple[int, slice]]:
+    """Return the shard of each of N workers for N >= M shards, and its rows there: every k-th row if k workers share it.
+
+    Raises UsageError if a worker would have no rows. sizes: rows of each shard."""
+    shares = []
     for worker in range(num_workers):
-        turn, shard = divmod(worker, len(numbers))
-        sharers = len(range(shard, num_workers, len(numbers)))
-        places.append(numbers[shard][turn::sharers])
-        if not len(places[-1]):
-            raise empty_worker(num_workers, worker, shard, len(numbers[shard]), sharers)
-    return places
+        turn, shard = divmod(worker, len(sizes))
+        sharers = len(range(shard, num_workers, len(sizes)))
+        if turn >= sizes[shard]:
+            raise UsageError(
+                f"--workers {num_workers}: worker {worker} would have no rows, shard {shard} has {sizes[shard]} for"
+                f" {sharers} workers; give fewer"
+            )
+        shares.append((shard, slice(turn, None, sharers)))
+    return shares
 
 
 def even_places(sizes: Sequence[int], num_workers: int, is_trained: Flags | None = None) -> list[Ints]:
@@ -54,14 +64,6 @@ def even_places(sizes: Sequence[int], num_workers: int, is_trained: Flags | None
             f"--workers {num_workers}: worker {total} would have no rows, the set has {total}{kind}; give {total} or fewer"
         )
     return [np.sort(merged[worker::num_workers]) for worker in range(num_workers)]
-
-
-def empty_worker(num_workers: int, worker: int, shard: int, rows: int, sharers: int) -> UsageError:
-    """Return the error for a worker without rows. sharers: workers that share the shard."""
-    return UsageError(
-        f"--workers {num_workers}: worker {worker} would have no rows, shard {shard} has {rows} for {sharers} workers;"
-        " give fewer"
-    )
 
 
 def only_trained(rows: Ints, is_trained: Flags, worker: int) -> Ints:

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.core.atomic import path_in_errors, sync
+from pipeline.core.atomic import is_at, path_in_errors, sync
 from pipeline.core.shardset.parts import ShardFile
 from trainer.data.mapped_images import MappedFile, MappedImages
 from trainer.data.rows import COLUMNS, Rows
@@ -164,7 +164,7 @@ def _make(shards: Shards, target: RowFile) -> bool:
         draft.flush()
         os.fsync(draft.fileno())
         # The end of another process's run may have removed the folder, and a third process may have begun the file anew.
-        if _is_at(draft, _draft_path(target)):
+        if is_at(draft, _draft_path(target)):
             with suppress(FileNotFoundError):
                 os.rename(_draft_path(target), target.path)
                 sync(target.path.parent)
@@ -185,7 +185,7 @@ def _draft(target: RowFile) -> Iterator[BinaryIO | None]:
             yield None
             return
         # Between the opening and the lock, another process may have completed the file or given it up.
-        if not _is_at(draft, path):
+        if not is_at(draft, path):
             yield None
             return
         try:
@@ -215,14 +215,6 @@ def remove_row_files(folder: Path) -> None:
     for path in (*folder.glob("*.rows"), *folder.glob(f"*.rows{DRAFT}")):
         with suppress(OSError):
             path.unlink()
-
-
-def _is_at(file: BinaryIO, path: Path) -> bool:
-    """Return whether a path still names an open file."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 def _draft_path(target: RowFile) -> Path:

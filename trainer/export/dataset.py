@@ -13,12 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer.data.shards import Shards
-from trainer.export.samples import Samples, are_pictures, make_pngs
+from trainer.export.samples import TYPES, Samples, are_pictures, make_pngs
 
 SUFFIX = ".parquet"
 ROW_GROUP_ROWS = 1000  # readers of the Hub load a whole row group
 ENTRY = b"huggingface"  # the entry of the file's metadata from which load_dataset reads the types of columns
-VALUES = {"target": "float32", "coarse_label": "int64", "copy": "int32", "neighbourhood": "int32"}
 
 
 def make_parquet(shards: Shards, samples: Samples) -> bytes:
@@ -30,10 +29,10 @@ def make_parquet(shards: Shards, samples: Samples) -> bytes:
     if "label" in samples.columns:
         types["label"] = pa.int64()
         features["label"] = {"_type": "ClassLabel", "names": class_names(shards)}
-    for name in ("id", *(name for name in VALUES if name in samples.columns)):
-        dtype = VALUES.get(name, "int64")
-        types[name] = pa.from_numpy_dtype(dtype)
-        features[name] = {"_type": "Value", "dtype": dtype}
+    for name, dtype in TYPES.items():
+        if name in samples.columns and name != "label":
+            types[name] = pa.from_numpy_dtype(dtype)
+            features[name] = {"_type": "Value", "dtype": dtype}
     # Without this entry a reader would take classes for numbers, and pictures for structs.
     metadata = {ENTRY: json.dumps({"info": {"features": features}}).encode()}
     schema = pa.schema(list(types.items()), metadata=metadata)

@@ -16,19 +16,11 @@ import numpy as np
 from pipeline.core.errors import UsageError
 from pipeline.core.json_values import parse_object
 from trainer.data.shards import Shards
-from trainer.export.samples import Samples, are_pictures, make_pngs
+from trainer.export.samples import TYPES, Samples, are_pictures, make_pngs
 from trainer.home.place import Place, entries, read_range
 
 SUFFIX = ".mds"
 MOST_BYTES = 1 << 32  # that an offset can name
-TYPES = {
-    "id": "int64",
-    "copy": "int32",
-    "label": "int64",
-    "coarse_label": "int64",
-    "target": "float32",
-    "neighbourhood": "int32",
-}
 
 
 def make_shard(shards: Shards, samples: Samples) -> bytes:

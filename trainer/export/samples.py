@@ -20,6 +20,10 @@ from trainer.data.shard_file import TABLE, row_groups
 from trainer.data.shards import Shards
 from trainer.plan import usable_cores
 
+# numpy types of the columns beside the image, in the order of exported files
+TYPES = {
+    "label": "int64", "id": "int64", "target": "float32", "coarse_label": "int64", "copy": "int32", "neighbourhood": "int32",
+}  # fmt: skip
 PNG_CHANNELS = (1, 3)
 PARTS_PER_CORE = 4
 PNG_LEVEL = 1  # of compression: twice as fast as the default level, for files a few percent larger

@@ -10,7 +10,7 @@ from trainer.home.place import BLOCK_BYTES, line_blocks
 from trainer.home.segments import look, unread
 from trainer.run_files import METRICS
 from trainer.runlog.kinds.base import LogEvent
-from trainer.runlog.read import iter_events, parse_event
+from trainer.runlog.read import events_in, iter_events
 
 
 class EventTail:
@@ -32,9 +32,7 @@ class EventTail:
                 if not block.endswith(b"\n"):
                     return
                 self.offset += len(block)
-                for line in block.split(b"\n"):
-                    if (event := parse_event(line.decode(errors="replace"))) is not None:
-                        yield event
+                yield from events_in(block)
 
 
 class HomeTail:
@@ -55,8 +53,7 @@ class HomeTail:
             self._offsets = {}
             yield from iter_events(self.home / METRICS)
         for data in unread(self.home, log.leader_segments(METRICS), self._offsets):
-            lines = data.decode(errors="replace").split("\n")
-            yield from (event for line in lines if (event := parse_event(line)) is not None)
+            yield from events_in(data)
         yield from self.own.new()
 
 

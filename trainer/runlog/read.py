@@ -47,11 +47,16 @@ def iter_events(path: Place) -> Iterator[LogEvent]:
     whose values have wrong types. Holds one piece of the file in memory at a time."""
     try:
         for block in line_blocks(blocks(path)):
-            for line in block.split(b"\n"):
-                if (event := parse_event(line.decode(errors="replace"))) is not None:
-                    yield event
+            yield from events_in(block)
     except FileNotFoundError:
         return
+
+
+def events_in(block: bytes) -> Iterator[LogEvent]:
+    """Yield the events of some lines. Lines without a valid event are skipped."""
+    for line in block.split(b"\n"):
+        if (event := parse_event(line.decode(errors="replace"))) is not None:
+            yield event
 
 
 def read_events(path: Place) -> list[LogEvent]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from enum import Enum
 from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, Any
 
+from pipeline.core.atomic import is_at
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.json_values import build, parse_object
 from pipeline.core.storage.uri import is_remote
@@ -194,7 +194,8 @@ def locked(output: Place, on_lost: Callable[[], object] = lambda: None) -> Itera
         return
     output.mkdir(parents=True, exist_ok=True)
     with open(output / LOCK, "w") as file:
-        if not _lock_exclusively(file) or not _is_at(file, output / LOCK):
+        # Its holder may have deleted the file before this process locked it.
+        if not _lock_exclusively(file) or not is_at(file, output / LOCK):
             raise JobError(f"{output} is in use by a run that has not ended; wait for it, or choose another --output")
         yield
 
@@ -211,14 +212,6 @@ def _lock_exclusively(file: IO[str]) -> bool:
             if pause_s:
                 time.sleep(pause_s)
     return False
-
-
-def _is_at(file: IO[str], path: Path) -> bool:
-    """Return whether an open file is the one at a path: its holder may have deleted it before this process locked it."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def unchecked(record: RunRecord, saved: SavedRun) -> RunRecord:
@@ -425,15 +418,17 @@ def saved_run(output: Place, *, overwrite: bool = False) -> SavedRun:
 
 def is_finished(output: Place) -> bool:
     """Return whether the run in a folder has finished."""
-    try:
-        return bool(parse_object((output / RESULT).read_bytes())["cause"] == "finished")
-    except (OSError, ValueError, KeyError):
-        return False
+    return bool(_result(output).get("cause") == "finished")
 
 
 def has_stopped_early(output: Place) -> bool:
     """Return whether evaluations have ended the finished run in a folder early."""
+    return _result(output).get("early_stop") is not None
+
+
+def _result(output: Place) -> dict[str, Any]:
+    """Return the content of result.json; empty if it is missing, damaged or cannot be read."""
     try:
-        return parse_object((output / RESULT).read_bytes())["early_stop"] is not None
-    except (OSError, ValueError, KeyError):
-        return False
+        return parse_object((output / RESULT).read_bytes())
+    except (OSError, ValueError):
+        return {}

@@ -15,6 +15,7 @@ from typing import Any
 from pipeline.core.atomic import write_durably
 from pipeline.core.command_line import DISTRIBUTION
 from pipeline.core.errors import DivergenceError, JobError
+from pipeline.core.provenance import processor
 from pipeline.core.storage.store import Store
 from trainer.options import Options
 from trainer.runlog.result import Result
@@ -54,15 +55,17 @@ def measure(plan: StudyPlan, run: Run, shards: str, folder: Path) -> Record:
         result = _train(case)
     except DivergenceError as error:
         failed = str(error).partition(" (see ")[0]  # drop the path of the folder, which is deleted
-    return {
+    record = {
         "run": str(run),
         "seeds": {source: plan.seed_of(source, run) for source in SOURCES},  # type: ignore[arg-type]
         "failed": failed,
         **_fingerprints_of_set(shards),
-        **(
-            _outcome(case, result) if result else {name: None for name in FIGURES} | {"curve": None, "parameters": None}
-        ),
-        **(_outcome_by_image(case, result, shards, folder.parent) if result else {}),
+    }
+    if result:
+        record |= _outcome(case, result) | _outcome_by_image(case, result, shards, folder.parent)
+    else:
+        record |= dict.fromkeys((*FIGURES, "curve", "parameters"))
+    return record | {
         "wall_s": round(time.monotonic() - start, 2),
         "cpu_s": round(time.process_time() - cpu, 2) if case.simulated else None,  # unknown for other processes
         "environment": made_on,
@@ -154,7 +157,7 @@ def environment(case: Case) -> dict[str, Any]:
         "numpy": version("numpy"),
         "sharding": version(DISTRIBUTION),
         "code": code_digest(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "device": pick_device(case.config.processes.device, 0).type,
     }
@@ -174,16 +177,6 @@ def code_digest() -> str:
             if not place.startswith(("study/", "benchmark/", "report")):
                 parts.append(f"{package.__name__}/{place} ".encode() + sha256(path.read_bytes()).digest())
     return sha256(b"\n".join(parts)).hexdigest()[:12]
-
-
-def _processor() -> str:
-    """Return the name of the processor or, if it is unknown, of its architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def main(task: dict[str, Any]) -> None:
