@@ -21,6 +21,7 @@ from trainer.data.deal import deal
 from trainer.data.holdout import is_held_out, load_held_out, trained_fingerprint, trained_places
 from trainer.data.mean_image import subtracted_mean
 from trainer.data.opening import open_shards
+from trainer.data.rows import join_rows
 from trainer.data.shards import Shards
 from trainer.runlog.kinds.evaluation import EvaluationEvent, HoldoutEvent
 from trainer.simulate import SimulationSettings, simulate
@@ -43,7 +44,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two shards, of which the second has copies of five rows of the first."""
     first = rows_of(60, 2)
     return write_shards(
-        tmp_path_factory.mktemp("held"), [first, rows_of(50, 3, 2000).followed_by(first.select(np.arange(5)))], None
+        tmp_path_factory.mktemp("held"), [first, join_rows([rows_of(50, 3, 2000), first.select(np.arange(5))])], None
     )
 
 

@@ -24,11 +24,6 @@ def is_held_out(ids: Ints, config: Config) -> Flags:
     return is_drawn(ids, PARTS, round(config.exchange.held_out_share * PARTS), word(config.run.seed, Purpose.HOLDOUT))
 
 
-def held_out_places(ids: Ints, config: Config) -> Ints:
-    """Return the positions of the rows that are held out of the training, int64."""
-    return np.flatnonzero(is_held_out(ids, config))
-
-
 def trained_places(ids: Ints, config: Config, worker: int) -> Ints | None:
     """Return the positions of the rows that a worker trains on, int64; None for all of them.
 
@@ -49,14 +44,11 @@ def load_held_out(shards: Shards, config: Config, *, targets: bool = False) -> R
     """Return the distinct rows that are held out. Reads all shards, block by block. Raises DataError and OSError.
 
     targets: read real targets instead of labels."""
-    parts = []
-    for worker in range(shards.num_workers):
-        for file in shards.worker_files(worker):
-            if file.rows:
-                parts.append(
-                    pick_rows(shards, file, lambda rows, _: held_out_places(rows.ids, config), targets=targets)
-                )
-    rows = join_rows(parts)
+
+    def choose(block: Rows, first: int) -> Ints:
+        return np.flatnonzero(is_held_out(block.ids, config))
+
+    rows = join_rows([pick_rows(shards, file, choose, targets=targets) for file in shards.files() if file.rows])
     _, first = np.unique(rows.ids, return_index=True)  # copies of a row may be in several shards
     return rows.select(first)
 

@@ -48,10 +48,6 @@ class Rows:
             *(column[places] if len(column) else column for column in columns),
         )
 
-    def followed_by(self, others: Rows) -> Rows:
-        """Return these rows, followed by others. Needs twice the memory of both while it copies."""
-        return join_rows([self, others])
-
 
 COLUMNS = tuple(item.name for item in fields(Rows) if item.name != "images_NCHW")
 

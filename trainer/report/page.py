@@ -167,7 +167,7 @@ def render(events: Sequence[LogEvent], pushes: pd.DataFrame) -> str:
     page: str = template("trainer.report", "report.html").render(
         title=title(summary | trained, max(summary["num_workers"], 1)),
         begun=_start_sentences(events[0], start),
-        origin=_origin(start),
+        origin=origin(start.made, start.versions or {}),  # of the last start of a resumed run
         findings=findings(events, live, summary),
         headline=headline(summary),
         mixture=mixture_rows(summary),
@@ -200,11 +200,6 @@ def _start_sentences(first: LogEvent, start: StartEvent) -> str:
     host = start.made.get("host")
     where = f" on host {host}" if host else ""
     return f"Started {datetime.fromtimestamp(first.time or 0.0, UTC):%Y-%m-%d %H:%M} UTC{where}."
-
-
-def _origin(start: StartEvent) -> dict[str, str]:
-    """Return the rows of the section "Origin". start: the last start of a resumed run."""
-    return origin(start.made, start.versions or {})
 
 
 Read = tuple[list[LogEvent], pd.DataFrame]

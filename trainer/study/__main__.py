@@ -140,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stack.enter_context(locked(root))
         except OSError as error:
             raise UsageError(f"--output {root} cannot be written: {error.strerror}; choose another folder") from None
-        say = _silent if args.quiet else StudyLog().say
+        say = (lambda text: None) if args.quiet else StudyLog().say
         claim_folder(plan, root)
         jobs = args.jobs or (1 if plan.backend == "processes" else usable_cores())
         runner = Runner(plan, root, jobs, say, keep_sets=args.keep_sets)
@@ -188,10 +188,6 @@ def _report(plan: StudyPlan, root: Path, ledger: StudyLedger) -> None:
     print(write_report(plan, root, ledger))
 
 
-def _silent(text: str) -> None:
-    """Print nothing, for --quiet."""
-
-
 def _interrupt_by_signals() -> None:
     """Raise KeyboardInterrupt at the first SIGINT or SIGTERM. Later ones are ignored, so that the end is orderly."""
     # A shell starts background commands with SIGINT ignored, which stays so.
@@ -199,15 +195,11 @@ def _interrupt_by_signals() -> None:
 
     def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
         for number in numbers:
-            signal.signal(number, _ignore)  # not SIG_IGN, which processes that this one starts would inherit
+            signal.signal(number, lambda *_: None)  # not SIG_IGN, which processes that this one starts would inherit
         raise KeyboardInterrupt
 
     for number in numbers:
         signal.signal(number, interrupt)
-
-
-def _ignore(signum: int, frame: FrameType | None) -> None:
-    """Handle a signal by doing nothing."""
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pipeline.core.storage.retries import with_retries
 from pipeline.core.storage.store import Store
 from trainer.data.follow import Following, Stretch
 from trainer.data.loading import load_files
-from trainer.data.rows import Rows
+from trainer.data.rows import Rows, join_rows
 from trainer.data.shards import Shards
 from trainer.home.place import Place, entries
 from trainer.run_files import CONFIG, FOLLOWED
@@ -126,7 +126,7 @@ class GrowingRows:
             view = as_of(self.newest, generation)
             before = {file.path for file in as_of(self.newest, self.loaded).worker_files(self.worker)}
             files = [file for file in view.worker_files(self.worker) if file.path not in before]
-            self._rows = self._rows.followed_by(load_files(view, files, targets=self.targets))
+            self._rows = join_rows([self._rows, load_files(view, files, targets=self.targets)])
             self.loaded = generation
         return self._rows
 
