@@ -121,14 +121,13 @@ def read_csv(spark: SparkSession, problem: Problem, uri: str) -> DataFrame:
     ).first()
     # Fields that are no numbers became null, and would be left out of the moments silently.
     holes = table.select(*(F.count(F.when(F.col(c).isNull() | F.isnan(c), 1)) for c in table.columns)).first()
-    bad_columns = [at for at, count in enumerate(holes or ()) if count]
-    if bad_columns or moments is None or moments[0] is None:
-        where = (
-            f"column {bad_columns[0] + 1} holds {holes[bad_columns[0]]} fields that are no numbers"
-            if bad_columns and holes
-            else "no rows"
-        )
-        raise DataError(f"{uri}: {where}")
+    assert moments, "an aggregate has a row"
+    assert holes, "an aggregate has a row"
+    for number, count in enumerate(holes, 1):
+        if count:
+            raise DataError(f"{uri}: column {number} holds {count} fields that are no numbers")
+    if moments[0] is None:
+        raise DataError(f"{uri}: no rows")
     # The bound keeps a constant column from a division by zero.
     mean = np.array(moments[:-1:2], float)
     deviation = np.maximum(np.array(moments[1:-1:2], float), 1e-12)

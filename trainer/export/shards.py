@@ -106,11 +106,11 @@ def _export(
             write_whole(target / FILES / name, data)
         rows += file.rows
         progress.advance(rows, f"{rows:,} of {total:,} rows")
-    folders = {name.partition("/")[0] for name, _ in files} if make_index else set()
-    for folder in sorted(folders):
-        with unwritable_is_usage_error(target):
-            if make_index and f"{folder}/{INDEX}" not in written:
-                write_whole(target / FILES / folder / INDEX, make_index(target / FILES / folder))
+    if make_index:
+        for folder in sorted({name.partition("/")[0] for name, _ in files}):
+            with unwritable_is_usage_error(target):
+                if f"{folder}/{INDEX}" not in written:
+                    write_whole(target / FILES / folder / INDEX, make_index(target / FILES / folder))
     # The card comes last: a folder without one is unfinished. One that is there may have been edited.
     with unwritable_is_usage_error(target):
         if not (target / CARD).exists():
@@ -159,8 +159,10 @@ def _begin(target: Place, identity: dict[str, str], *, overwrite: bool) -> set[s
 def _names(folder: Place) -> Iterator[str]:
     """Yield the names of the files in a folder and in its folders."""
     for entry in entries(folder):
-        inside = entries(folder / entry.name) if entry.is_dir else []
-        yield from [f"{entry.name}/{each.name}" for each in inside] if entry.is_dir else [entry.name]
+        if entry.is_dir:
+            yield from (f"{entry.name}/{each.name}" for each in entries(folder / entry.name))
+        else:
+            yield entry.name
 
 
 def _files(shards: Shards, suffix: str, *, has_folders: bool) -> Iterator[tuple[str, ShardFile]]:

@@ -29,7 +29,8 @@ def make_tar(shards: Shards, samples: Samples) -> bytes:
     # WebDataset joins neighbouring members with equal keys, so a sample's members follow each other.
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for row, image in enumerate(images):
-            number, copy = columns["id"][row], columns["copy"][row]
+            number = columns["id"][row]
+            copy = columns["copy"][row]
             key = f"{number:012d}-{copy}" if copy else f"{number:012d}"
             _add(tar, f"{key}.png" if is_png else f"{key}.npy", image)
             if "label" in columns:

@@ -53,22 +53,18 @@ def ending(result: Mapping[str, Any], output: Place, report: Place | None) -> st
     elif result["best_epoch"] is not None:  # real targets have a loss only
         losses = [number(result[name], ".4f") for name in ("final_loss", "best_loss")]
         evaluated = ("evaluation loss", f"{losses[0]}, best {losses[1]}")
-    rows = [
-        (str(result["cause"]), f"{result['updates']:,} updates in {duration(result['seconds'])}{virtual}"),
-        *([("stopped early", stop_reason(result["early_stop"]))] if result.get("early_stop") else []),
-        evaluated,
-        ("images/s", number(result["images_per_second"], ",.0f")),
-        (
-            "staleness",
-            f"mean {number(result['staleness']['mean'], '.2f')}, most {result['staleness']['max'] or 0} updates",
-        ),
-        *(
-            [("learned", "nothing: the loss is no lower than the loss of guessing")]
-            if result["learned"] is False
-            else []
-        ),
-        *([("restarts", restarts)] if restarts else []),
-        ("model", str(output / MODEL)),
-        *([("report", str(report))] if report else []),
-    ]
-    return two_column_table([row for row in rows if row[0] != "model" or (output / MODEL).exists()])
+    rows = [(str(result["cause"]), f"{result['updates']:,} updates in {duration(result['seconds'])}{virtual}")]
+    if result.get("early_stop"):
+        rows.append(("stopped early", stop_reason(result["early_stop"])))
+    rows += [evaluated, ("images/s", number(result["images_per_second"], ",.0f"))]
+    staleness = result["staleness"]
+    rows.append(("staleness", f"mean {number(staleness['mean'], '.2f')}, most {staleness['max'] or 0} updates"))
+    if result["learned"] is False:
+        rows.append(("learned", "nothing: the loss is no lower than the loss of guessing"))
+    if restarts:
+        rows.append(("restarts", restarts))
+    if (output / MODEL).exists():
+        rows.append(("model", str(output / MODEL)))
+    if report:
+        rows.append(("report", str(report)))
+    return two_column_table(rows)

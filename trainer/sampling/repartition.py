@@ -52,7 +52,7 @@ class RepartitionOptions(Spec):
         values = super().identity()
         if self.repartition == "importance":
             return values
-        own = set(RepartitionOptions.__dataclass_fields__) - (
-            {"repartition"} if self.repartition == "random" else set()
-        )
-        return {name: value for name, value in values.items() if name not in own}
+        unused = {item.name for item in fields(RepartitionOptions)}
+        if self.repartition == "random":
+            unused.remove("repartition")
+        return {name: value for name, value in values.items() if name not in unused}

@@ -82,10 +82,9 @@ def _describe_all_reduce(summaries: Sequence[SystemSummary]) -> str:
     """Return a sentence on how much faster than MLlib Spark's own tasks are, without a job per mini-batch.
 
     It shows which part of the gap to the parameter server Spark could close itself."""
-    tasks, server = (
-        [each.mini_batch_speedup for each in summaries if each.system == system and each.mini_batch_speedup]
-        for system in ("all-reduce", "ps-sync")
-    )
+    timed = [(each.system, each.mini_batch_speedup) for each in summaries if each.mini_batch_speedup]
+    tasks = [speedup for system, speedup in timed if system == "all-reduce"]
+    server = [speedup for system, speedup in timed if system == "ps-sync"]
     if not tasks or not server:
         return ""
     return (

@@ -173,7 +173,8 @@ def fit_cost_models(summaries: Sequence[SystemSummary], cores: int) -> list[Cost
 
 def collect_timings(summaries: Sequence[SystemSummary], model: Model, cores: int) -> Timings:
     """Collect one model's measurements from the summaries."""
-    spark, server = (_select_samples(summaries, model, system, cores) for system in ("mllib", "ps-sync"))
+    spark = _select_samples(summaries, model, "mllib", cores)
+    server = _select_samples(summaries, model, "ps-sync", cores)
     memory_server = _select_samples([each for each in summaries if not each.tasks], model, "ps-sync", cores)
     most = max((sample.tasks for sample in spark), default=cores)
     memory_push, socket_push = _measure_pushes(summaries, model)
@@ -207,9 +208,8 @@ def _measure_driver_task(summaries: Sequence[SystemSummary], model: Model, cores
     of_mllib = [
         each for each in summaries if (each.model, each.system) == (model, "mllib") and "driver_s" in each.metrics
     ]
-    few, many = (
-        [each.metrics["driver_s"].median for each in of_mllib if each.tasks == tasks] for tasks in (None, most)
-    )
+    few = [each.metrics["driver_s"].median for each in of_mllib if each.tasks is None]
+    many = [each.metrics["driver_s"].median for each in of_mllib if each.tasks == most]
     # Noise must not make a task's cost negative.
     return max(0.0, median(many) - median(few)) / (most - cores) if few and many else 0.0
 
@@ -224,10 +224,8 @@ def _measure_pushes(summaries: Sequence[SystemSummary], model: Model) -> tuple[f
         (each for each in of_model if "server_s" in each.metrics),
         key=lambda each: (each.tasks or 0, each.metrics["mini_batches"].median),
     )
-    memory, sockets = (
-        [each.metrics["server_s"].median for each in by_length if bool(each.tasks) == has_tasks]
-        for has_tasks in (False, True)
-    )
+    memory = [each.metrics["server_s"].median for each in by_length if not each.tasks]
+    sockets = [each.metrics["server_s"].median for each in by_length if each.tasks]
     return (memory[-1] if memory else None), (sockets[-1] if sockets else None)
 
 
@@ -262,7 +260,8 @@ def _validate_on_most_rows(timings: Timings) -> list[Validation]:
         most = timings.most_rows
         return [s for s in samples if s.rows < most], [s for s in samples if s.rows == most]
 
-    (fewer_spark, most_spark), (fewer_server, most_server) = map(split, (timings.usual_spark, timings.memory_server))
+    fewer_spark, most_spark = split(timings.usual_spark)
+    fewer_server, most_server = split(timings.memory_server)
     if len({sample.rows for sample in fewer_spark}) < 2:
         return []
     spark = fit_spark(fewer_spark, timings.cores, timings.task)
@@ -285,7 +284,8 @@ def predict_mini_batches(model: Model, spark: SparkCosts, server: ServerCosts) -
     cores = nodes * published.CORES_PER_NODE
     # MLlib runs a task per core, the thesis's server a worker per node. The benchmark's own server has a worker per
     # core, and so twice the pushes, which is predicted as well.
-    per_core, per_node = (Cluster(cores, tasks, MASTER_CORES) for tasks in (cores, nodes))
+    per_core = Cluster(cores, cores, MASTER_CORES)
+    per_node = Cluster(cores, nodes, MASTER_CORES)
     return [
         Prediction(
             model,

@@ -121,9 +121,14 @@ def _compare(summary: SystemSummary, mllib: SystemSummary | None) -> SystemSumma
     """Add the speedups over MLlib to a summary; it is unchanged if either has no measurements."""
     if not mllib or not mllib.metrics or not summary.metrics:
         return summary
-    seconds, each = (mllib.metrics[name].median / summary.metrics[name].median for name in ("seconds", "compute_s"))
-    mllib_s, own_s = (sum(one.metrics[name].median for name in ("seconds", "start_s")) for one in (mllib, summary))
-    return replace(summary, speedup=seconds, mini_batch_speedup=each, speedup_with_start=mllib_s / own_s)
+    before = {name: spread.median for name, spread in mllib.metrics.items()}
+    own = {name: spread.median for name, spread in summary.metrics.items()}
+    return replace(
+        summary,
+        speedup=before["seconds"] / own["seconds"],
+        mini_batch_speedup=before["compute_s"] / own["compute_s"],
+        speedup_with_start=(before["seconds"] + before["start_s"]) / (own["seconds"] + own["start_s"]),
+    )
 
 
 @dataclass(frozen=True)

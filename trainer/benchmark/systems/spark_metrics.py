@@ -43,9 +43,9 @@ def measure_mini_batch(context: SparkContext) -> dict[str, float]:
             stages = [status.lastStageAttempt(ids.apply(at)) for at in range(ids.size())]
             if all("GradientDescent" in stage.name() and stage.completionTime().isDefined() for stage in stages):
                 stage_sums.append(np.sum([_read_stage(stage) for stage in stages], axis=0))
-    return (
-        dict(zip(STAGE_METRICS, map(float, np.median(np.array(stage_sums), axis=0)), strict=True)) if stage_sums else {}
-    )
+    if not stage_sums:
+        return {}
+    return dict(zip(STAGE_METRICS, np.median(stage_sums, axis=0).tolist(), strict=True))
 
 
 def _read_stage(stage: Any) -> tuple[float, ...]:
