@@ -9,11 +9,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
+from pipeline.core.arrays import Floats
 from trainer.benchmark.configurations import HIDDEN_LAYERS, Model
-
-Floats = npt.NDArray[np.float64]
 
 
 def layer_widths(features: int) -> tuple[int, ...]:

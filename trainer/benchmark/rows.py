@@ -7,15 +7,14 @@ from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from pyspark import SparkContext
 
+from pipeline.core.arrays import Floats
 from pipeline.input.dataset import Dataset, discover, ranges, serial
 from pipeline.spark.store import open_store
 from trainer.benchmark import arithmetic
 from trainer.benchmark.configurations import Hyperparameters, Model
 
-Floats = npt.NDArray[np.float64]
 T = TypeVar("T")
 NEWTON_STEPS = 12
 

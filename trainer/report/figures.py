@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from pipeline.core.arrays import Floats, Ints
 from pipeline.core.reporting.plots import (
     ABOVE,
     BLUE,
@@ -29,9 +29,6 @@ from pipeline.core.reporting.plots import (
     separate_thousands,
     short,
 )
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 SPREAD = (0.01, 0.25, 0.5, 0.75, 0.99)  # the quantiles of a box's whiskers, sides and middle
 POINTS = 600  # per curve; more are indistinguishable at the report's width

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import pandas as pd
 
+from pipeline.core.arrays import Floats
 from trainer.report import figures
-from trainer.report.figures import Curve, Floats, Mark
+from trainer.report.figures import Curve, Mark
 from trainer.runlog.kinds.base import LogEvent
 from trainer.runlog.kinds.evaluation import EvaluationEvent
 from trainer.runlog.kinds.run import RestartEvent, RollbackEvent, StageEvent, WarningEvent

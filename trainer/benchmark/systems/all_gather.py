@@ -13,9 +13,8 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from pipeline.core.arrays import Floats
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from pyspark import SparkContext
 
+from pipeline.core.arrays import Floats
 from pipeline.input.dataset import Dataset, ranges
 from trainer.benchmark.configurations import Configuration, System
 from trainer.benchmark.records import RunTimings
 from trainer.benchmark.rows import read_arrays
 from trainer.benchmark.systems.all_gather import start_all_gather
-from trainer.benchmark.systems.descent import Descent, Floats, TaskRows, descend
+from trainer.benchmark.systems.descent import Descent, TaskRows, descend
 from trainer.benchmark.systems.timing import CpuMeter
 
 

@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from pipeline.core.arrays import Floats
 from trainer.benchmark import arithmetic
 from trainer.benchmark.configurations import Configuration
 
 LOCAL_STEPS = 10
-Floats = npt.NDArray[np.float64]
 Gather = Callable[[Floats], Floats]  # takes a rank's row [k], returns the rows of all ranks [ranks, k]
 
 

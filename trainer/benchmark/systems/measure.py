@@ -9,13 +9,13 @@ from functools import partial
 import numpy as np
 from pyspark.sql import SparkSession
 
+from pipeline.core.arrays import Floats
 from trainer.benchmark.configurations import Configuration, System
 from trainer.benchmark.preparation import Execution, StoredRows
 from trainer.benchmark.records import BenchmarkRecord, PlannedRun, RunTimings
 from trainer.benchmark.rows import compute_objective, find_optimum
 from trainer.benchmark.systems import mllib, parameter_server
 from trainer.benchmark.systems.barrier import run_barrier_job
-from trainer.benchmark.systems.descent import Floats
 from trainer.benchmark.systems.spark_metrics import measure_mini_batch
 
 WARM_UP_MINI_BATCHES = 20  # per warm-up run; a quarter for the perceptron

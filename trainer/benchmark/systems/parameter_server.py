@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.core.arrays import Floats
 from trainer.benchmark import arithmetic
 from trainer.benchmark.configurations import Configuration, Model, System
 from trainer.benchmark.records import RunTimings
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from trainer import Config
 
 PROTOCOL_OF: dict[System, str] = {"ps-sync": "bsp", "ps-async": "asp"}
-Floats = npt.NDArray[np.float64]
 
 
 def make_config(configuration: Configuration, system: System, seed: int, shards: str, output: str) -> Config:

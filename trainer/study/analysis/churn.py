@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.core.arrays import Ints
-from trainer.study.analysis.statistics import FEWEST_SEEDS, NO_INTERVAL, Floats, Interval, mean_interval, sign_flip_p
+from pipeline.core.arrays import Floats, Ints
+from trainer.study.analysis.statistics import FEWEST_SEEDS, NO_INTERVAL, Interval, mean_interval, sign_flip_p
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from trainer.study.analysis.statistics import LEVEL, NO_INTERVAL, NOTHING, Floats, Interval
+from pipeline.core.arrays import Floats
+from trainer.study.analysis.statistics import LEVEL, NO_INTERVAL, NOTHING, Interval
 
 
 class Components(NamedTuple):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.study.analysis.statistics import Floats
+from pipeline.core.arrays import Floats
 from trainer.study.run.ledger import Record
 
 
@@ -16,8 +16,7 @@ from trainer.study.run.ledger import Record
 class Curves:
     """Evaluation accuracy over epochs, of several runs.
 
-    epochs: at which runs were evaluated. accuracy: [seeds, epochs]. spread: standard deviation over seeds [epochs], 0
-    for a single seed."""
+    epochs: at which runs were evaluated. accuracy: [seeds, epochs]."""
 
     epochs: tuple[float, ...]
     accuracy: Floats
@@ -29,6 +28,7 @@ class Curves:
 
     @property
     def spread(self) -> Floats:
+        """Return the standard deviation over seeds at each epoch, [epochs]; 0 for a single seed."""
         return np.asarray(self.accuracy.std(axis=0, ddof=1)) if len(self.accuracy) > 1 else np.zeros(len(self.epochs))
 
 

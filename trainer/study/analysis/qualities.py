@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pipeline.core.arrays import Floats
 from trainer.study.analysis import statistics
 from trainer.study.analysis.sides import PRIMARY, ComparisonSide
-from trainer.study.analysis.statistics import Floats
 
 QUALITIES = ("mmd_ratio", "chi_square")
 FEWEST = 3  # runs of a member from which deviations from its mean are meaningful

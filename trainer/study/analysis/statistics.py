@@ -23,10 +23,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from scipy import stats
 
-Floats = npt.NDArray[np.float64]
+from pipeline.core.arrays import Floats
+
 LEVEL = 0.05  # significance level of every family of tests; confidence intervals have the level 1 - LEVEL
 POWER = 0.8  # a study can detect a difference if it finds it with at least this probability
 RESAMPLES = 4000
