@@ -94,35 +94,3 @@ def level_pattern(sizes: Ints, rng: np.random.Generator) -> Ints:
             heapq.heappush(waiting, jobs.popleft()[1:])
         pattern.append(heapq.heappop(waiting)[2])
     return np.array(pattern, np.int64)
-
-
-def group_order(population: Population, members: list[Ints], group: int, turn: int) -> Ints:
-    """Return the order of the rows of a group in a pass over it, int64.
-
-    Args:
-        population: the rows of all groups.
-        members: the positions of the rows of each group.
-        group: number of the group.
-        turn: number of the pass.
-    """
-    number = turn * len(members) + group
-    return generator(population.seed, Purpose.GROUP_ORDER, population.worker, number).permutation(members[group])
-
-
-def rows_by_rank(members: list[Ints], order: Callable[[int, int], Ints], groups: Ints, ranks: Ints) -> Ints:
-    """Return the rows of some draws, each of which is the draw of a number in passes over its group: int64 [B].
-
-    Args:
-        members: the positions of the rows of each group.
-        order: function from (group, turn) to the order of a pass over the group.
-        groups: group of each draw, int64 [B].
-        ranks: number of the draw among those of its group, from 0, int64 [B].
-    """
-    places = np.empty(len(groups), np.int64)
-    for group in np.unique(groups).tolist():
-        slots = np.flatnonzero(groups == group)
-        turns, inside = np.divmod(ranks[slots], len(members[group]))
-        # A mini-batch can contain the end of one pass over a group and the beginning of the next.
-        for turn in np.unique(turns).tolist():
-            places[slots[turns == turn]] = order(group, turn)[inside[turns == turn]]
-    return places
