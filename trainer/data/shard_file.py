@@ -34,14 +34,8 @@ from trainer.data.shards import Shards
 from trainer.sampling.base import GroupBy
 from trainer.watchdog import kick
 
-TABLE = (
-    "id",
-    "label",
-    "coarse_label",
-    TARGET_COLUMN,
-    "copy",
-    "neighbourhood",
-)  # columns that a file may have beside the image
+# Columns that a file may have beside the image.
+TABLE = ("id", "label", "coarse_label", TARGET_COLUMN, "copy", "neighbourhood")
 BLOCK_BYTES = 1 << 20  # of images that are decoded at a time into mapped files
 PIECE_BYTES = 4 << 20  # of a file that is downloaded or whose digest is computed piece by piece
 

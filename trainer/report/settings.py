@@ -36,13 +36,12 @@ class FlagRow(NamedTuple):
 def plan_in_words(plan: Mapping[str, Any] | None) -> dict[str, str]:
     """Return a logged plan as names and sentences; empty for a plan that another version wrote or that is damaged."""
     try:
-        return dict(describe_plan(RunPlan(**{key: _frozen(value) for key, value in (plan or {}).items()})))
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in (plan or {}).items()
+        }
+        return dict(describe_plan(RunPlan(**values)))
     except (TypeError, ValueError, ArithmeticError):
         return {}
-
-
-def _frozen(value: object) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def compact(value: object) -> object:

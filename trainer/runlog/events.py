@@ -28,17 +28,12 @@ def append(path: Path, data: str) -> None:
 
     A full disk costs these lines but does not fail the run: the error becomes a warning on stderr."""
     try:
-        _append(path, data)
+        with open(
+            os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644), "ab", buffering=0
+        ) as file:
+            file.write(data.encode())
     except OSError as error:
         logger.warning(f"{path} was not written: {error}")
-
-
-def _append(path: Path, data: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        os.write(descriptor, data.encode())
-    finally:
-        os.close(descriptor)
 
 
 # The clock of logged events, in seconds since 1970. A simulation sets its own.

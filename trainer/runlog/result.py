@@ -41,14 +41,8 @@ if TYPE_CHECKING:
 
 E = TypeVar("E", bound=LogEvent)
 ROLES = ("worker", "server", "evaluator")
-SUMMARISED = (
-    "version",
-    "worker",
-    "clock",
-    "staleness",
-    "examples",
-    "accepted",
-)  # the columns of pushes that ``summarise`` needs
+# The columns of pushes that ``summarise`` needs.
+SUMMARISED = ("version", "worker", "clock", "staleness", "examples", "accepted")
 REPORTED = (*SUMMARISED, "seconds", "loss")  # the columns that the report needs
 
 
@@ -383,16 +377,10 @@ def _staleness(staleness: npt.NDArray[np.integer[Any]]) -> dict[str, Any]:
 def _passes(whole: list[PassEvent]) -> dict[str, Any]:
     """Return the value of ``passes`` in result.json.
 
-    In a pass every worker trains its whole shard once.
-
-    whole: the ``pass`` events that count. One event can cover several passes, ``first`` to ``last``, counted from 1.
-
     Keys:
-        whole: number of passes that all workers have completed, 0 if none.
+        whole: number of passes that all workers have completed.
         true: number of these passes in which every row was trained exactly once, as the fingerprint shows.
-        fingerprint: sum of the hashes of the rows trained in the last event's passes, in hexadecimal; None without an
-            event.
-        expected: the same sum computed from the shard set; None if the set has no fingerprint.
+        fingerprint, expected: of the last event, see PassEvent; None without an event.
     """
     last = whole[-1] if whole else None
     return {

@@ -139,13 +139,13 @@ def ratios(setting: StudySetting, baseline: str) -> Figure | None:
     printed = published_of(setting.dataset)
     ax.axvline(1, color=GREY, lw=1, ls="--")
     for at, (name, comparison) in enumerate(rows):
-        for ends, height, look in (
-            (comparison.sd_ratio_f, 0.12, "F"),
-            (comparison.sd_ratio_bootstrap, -0.12, "bootstrap"),
+        for ends, height, name_of_test, colour in (
+            (comparison.sd_ratio_f, at - 0.12, "F", PALETTE[0]),
+            (comparison.sd_ratio_bootstrap, at + 0.12, "bootstrap", PALETTE[1]),
         ):
-            colour = PALETTE[0] if look == "F" else PALETTE[1]
             if all(map(_drawable, ends)):
-                ax.plot(ends, [at - height] * 2, color=colour, lw=2.2, label=f"95 % by {look}" if at == 0 else None)
+                label = f"95 % by {name_of_test}" if at == 0 else None
+                ax.plot(ends, [height] * 2, color=colour, lw=2.2, label=label)
         ax.plot([comparison.sd_ratio], [at], "o", color="black", ms=6, label="this study" if at == 0 else None)
         # The published ratios have random sharding as their baseline.
         published = printed.rows.get(name) if printed and baseline == "random" else None
@@ -241,19 +241,12 @@ def class_counts(setting: StudySetting) -> Figure | None:
     boxes = [{"whislo": c[0], "q1": c[1], "med": c[2], "q3": c[3], "whishi": c[4], "fliers": []} for _, c in rows]
     ax.bxp(boxes, positions=range(len(rows)), orientation="horizontal", widths=0.5, medianprops={"color": "black"})
     printed = published_of(setting.dataset)
-    for at, (name, _) in enumerate(rows):
-        if printed and printed.whiskers and name == "random":
-            ax.plot(
-                printed.whiskers,
-                [at + 0.38] * 2,
-                "|-",
-                color=PALETTE[3],
-                lw=1.5,
-                ms=7,
-                label="published whiskers of most workers, random",
-            )
-            ax.legend(**ABOVE)
-    name_rows(ax, [name for name, _ in rows])
+    names = [name for name, _ in rows]
+    if printed and printed.whiskers and "random" in names:
+        look = {"color": PALETTE[3], "lw": 1.5, "ms": 7, "label": "published whiskers of most workers, random"}
+        ax.plot(printed.whiskers, [names.index("random") + 0.38] * 2, "|-", **look)
+        ax.legend(**ABOVE)
+    name_rows(ax, names)
     ax.set_xlabel("rows of one class in one shard")
     return figure
 

@@ -14,7 +14,6 @@ from trainer.study.plan.cases import EXAMPLE_TABLE_FLAG, SHARDS_KEY, essentials,
 from trainer.study.plan.study_plan import TABLES, StudyPlan
 
 PLAN = "plan.json"
-NO_SETS = 0  # StudyPlan.sets of a study whose seeds have shards of their own
 OLDER_WITHOUT = ("strategies", "simulations", "sources")  # parts that older plan.json files lack
 
 
@@ -58,8 +57,8 @@ def refuse_other_plan(plan: StudyPlan, root: Path) -> dict[str, Any]:
         parts = {"plan": "", "training": ""}  # with the prefix of a difference in the message
         parts |= {part: part for part in OLDER_WITHOUT if part in stored}
         # A plan without crossed sets lacks the key, so that only a default shows that it was added.
-        stored["plan"].setdefault("sets", NO_SETS)
-        expected["plan"].setdefault("sets", NO_SETS)
+        stored["plan"].setdefault("sets", 0)
+        expected["plan"].setdefault("sets", 0)
         for flags in stored["training"].values():  # older versions wrote the absolute address
             flags.pop(EXAMPLE_TABLE_FLAG, None)
         _check_tests(stored.get("tests"))
