@@ -11,6 +11,7 @@ import numpy.typing as npt
 from pipeline.assignment.shares import TableDeal
 from pipeline.assignment.uneven import RatioDeal
 from pipeline.core.arrays import Ints
+from pipeline.core.errors import UnsuitableError
 from pipeline.core.shardset.ratios import Ratios, rounded_up
 
 MOST_COUNTS = 1 << 20  # entries of rows by worker and group in a manifest, about ten bytes each
@@ -93,6 +94,21 @@ def group_table(
     if ratios and uneven is None:
         uneven = _ratio_deal(sizes, sparse, ratios, carry=start == "carry")
     return GroupTable(sizes, starts, sparse, num_workers, uneven)
+
+
+def check_copies(copies: int, rows: int, remedies: str) -> None:
+    """Raise UnsuitableError if copies of sparse groups more than double the rows.
+
+    Args:
+        copies: number of copies in addition to the rows.
+        rows: number of rows.
+        remedies: changes that the user can make, as the end of a sentence.
+    """
+    if copies > rows:
+        raise UnsuitableError(
+            "too many groups of similar rows have at most as many rows as there are workers: their copies add"
+            f" {copies:,} to {rows:,} rows; use {remedies}"
+        )
 
 
 def _ratio_deal(sizes: Ints, sparse: npt.NDArray[np.bool_], ratios: Ratios, *, carry: bool) -> RatioDeal:

@@ -140,6 +140,11 @@ class Strategy(Spec, ABC):
         """True if the seed changes the shards."""
         return True
 
+    @property
+    def larger_groups(self) -> str:
+        """The change of flags that makes larger groups; empty if the strategy copies no rows."""
+        return ""
+
     def identity(self) -> dict[str, Any]:
         """Return the parameters that two runs must share to make the same shards."""
         return self.params()

@@ -58,6 +58,10 @@ class DistributionAware(NeighbourhoodStrategy):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
 
+    @property
+    def larger_groups(self) -> str:
+        return "a larger --radius" if self.clustering == "dbscan" else "fewer --clusters"
+
     def check_without_labels(self) -> None:
         super().check_without_labels()
         if self.clusters is None and self.clustering != "dbscan":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.assignment.groups import SparseIf, Start, group_table
+from pipeline.assignment.groups import SparseIf, Start
 from pipeline.clustering import hashes as functions_of_rows
 from pipeline.clustering.gram import LARGE_ROWS, MAX_PIXELS, MOST_BYTES, requested_rows, rows_at_most
 from pipeline.clustering.hashes import CENTROIDS, MOST_FUNCTIONS, SAMPLE_ROWS, Family, Hashes, check_dimensions
@@ -32,7 +32,6 @@ from pipeline.strategies.base import (
     START_HELP,
     Context,
     FitResult,
-    Grouping,
     StoredGroups,
     StoredNeighbourhoods,
 )
@@ -134,7 +133,7 @@ class Hash(EmbeddingStrategy):
     Buckets are numbered by size, the largest first. Ignores labels, so class balance is not guaranteed. Costs 2 d M
     flop per row, for d numbers and M functions, and two passes over the images (the fit reads only a sample). The
     driver holds about 8 bytes per bucket for every chunk and task. Raises UsageError if there are too many buckets
-    (MOST_BUCKETS, MOST_CELLS), or if copies of sparse ones would more than double the rows.
+    (MOST_BUCKETS, MOST_CELLS).
 
     Attributes:
         family: the kind of hash functions, see ``pipeline/clustering/hashes.py``.
@@ -196,6 +195,10 @@ class Hash(EmbeddingStrategy):
         return values
 
     @property
+    def larger_groups(self) -> str:
+        return "fewer --functions"
+
+    @property
     def vectors(self) -> str | None:
         return self.embedding
 
@@ -230,18 +233,12 @@ class Hash(EmbeddingStrategy):
         if self.family == "lsh":
             params["width"] = hashes.width / 2.0 ** (grid.exponent if grid else 0)
         model = HashModel(hashes, grid, keys[np.argsort(numbers)])
-        return self._fit_result(context, grouping, counts, params, {"hashes": model})
+        return FitResult(grouping, counts, self.start, self.sparse_if, params, {"hashes": model})
 
     def refit(self, context: Context, stored_groups: StoredGroups) -> FitResult:
-        return self._fit_result(context, StoredNeighbourhoods(), stored_groups.counts, stored_groups.params, {})
-
-    def _fit_result(
-        self, context: Context, grouping: Grouping, counts: Ints, params: dict[str, Any], models: dict[str, Any]
-    ) -> FitResult:
-        """Return the result of the fit. Raises UsageError if copies would more than double the rows."""
-        copies = group_table(counts.sum(axis=0), context.num_workers, sparse_if=self.sparse_if).copies
-        check_copies(copies, context.scan.rows, "fewer workers, fewer --functions, or --sparse-if never")
-        return FitResult(grouping, counts, self.start, self.sparse_if, params, models)
+        return FitResult(
+            StoredNeighbourhoods(), stored_groups.counts, self.start, self.sparse_if, params=stored_groups.params
+        )
 
     def fit_functions(self, context: Context, images: Images, grid: Grid | None) -> Hashes:
         """Fit the hash functions to a sample of the rows, in one task."""
@@ -284,21 +281,6 @@ def check_bucket_number(buckets: int, parts: int, family: Family) -> None:
     if buckets > most:
         wider = " or a larger --width" * (family == "lsh")
         raise UnsuitableError(f"the rows are in more than {most:,} buckets; use fewer --functions{wider}")
-
-
-def check_copies(copies: int, rows: int, remedies: str) -> None:
-    """Raise UnsuitableError if copies of sparse buckets more than double the rows.
-
-    Args:
-        copies: number of copies in addition to the rows.
-        rows: number of rows.
-        remedies: changes that the user can make, as the end of a sentence.
-    """
-    if copies > rows:
-        raise UnsuitableError(
-            "too many buckets have at most as many rows as there are workers: their copies add"
-            f" {copies:,} to {rows:,} rows; use {remedies}"
-        )
 
 
 @contextmanager

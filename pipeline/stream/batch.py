@@ -15,6 +15,7 @@ import numpy as np
 from pyspark import SparkContext
 
 from pipeline.assignment.chunks import chunk_bounds, pass_pieces, piece_bounds, workers_per_task
+from pipeline.assignment.groups import check_copies
 from pipeline.clustering.hashes import Hashes
 from pipeline.core.arrays import Ints
 from pipeline.core.provenance import provenance
@@ -39,7 +40,7 @@ from pipeline.output.entries import (
 from pipeline.runs.steps.write import WrittenFiles, verify_chunks, write_all
 from pipeline.spark.images import Images, run_on
 from pipeline.spark.source import ScannedInput
-from pipeline.strategies.hash import check_bucket_number, check_copies
+from pipeline.strategies.hash import check_bucket_number
 from pipeline.stream.buckets import BYTES, Buckets, CounterUpdate, StreamState, count_generation, first_workers_of
 from pipeline.stream.look import BatchScan, LookJob, scan_batch
 from pipeline.stream.model import fit_functions, load_hashes, load_state, ready_hashes, save_hashes, save_state

@@ -15,6 +15,7 @@ from pipeline.core.errors import DataError, UsageError
 from pipeline.input.dataset import ranges
 from pipeline.spark import images as images_module
 from pipeline.strategies import STRATEGIES
+from pipeline.strategies.hash import Hash
 from tests.support.sharding_runs import kept_table, ledger_of, parquet_with_columns, read
 from tests.support.tiers import only
 
@@ -124,6 +125,16 @@ def test_a_label_is_a_column_too(spark: SparkSession, source: Path, tmp_path: Pa
     table = np.array([worker.label_histogram for worker in shards.manifest.workers])
     assert ((table > 0).sum(axis=0) == 1).all()
     assert not shards.manifest.columns
+
+
+def test_tiny_buckets_do_not_matter_where_nothing_is_copied(spark: SparkSession, source: Path, tmp_path: Path) -> None:
+    """Copies of these buckets would multiply the rows, but groups of a column have no copies."""
+    strategy = Hash(family="lsh", width=1.0)
+    settings = {"input": str(source), "strategy": strategy, "num_workers": 4, "allow_empty": True, **QUIET}
+    shards = pipeline.shard(spark, output=str(tmp_path / "o"), group_by="patient", **settings).shards
+    assert (shards.manifest.rows, shards.manifest.copies) == (ROWS, 0)
+    with pytest.raises(UsageError, match="their copies add"):
+        pipeline.shard(spark, output=str(tmp_path / "copies"), **settings)
 
 
 def test_an_assignment_keeps_patients_together(

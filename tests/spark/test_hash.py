@@ -238,7 +238,7 @@ def test_functions_and_buckets_do_not_depend_on_the_processor() -> None:
         (["--embedding", "v"], "--embedding v is a column of Parquet, and"),
         (
             ["--family", "lsh", "--width", "1"],
-            "too many buckets have at most as many rows as there are workers: their copies add",
+            "too many groups of similar rows have at most as many rows as there are workers: their copies add",
         ),
     ],
 )

@@ -195,7 +195,7 @@ def test_compare_leaves_out_a_strategy_that_does_not_suit_the_rows(source: Path,
     flags = ["--input", source, "--output", tmp_path / "cmp", "--workers", 3, *SMALL]
     done = run_job("compare.py", *flags, "--strategies", "random,hash", "--family", "lsh", "--functions", 40)
     assert done.code == 0, done.err
-    assert "hash is skipped: too many buckets have at most as many rows as there are workers" in done.err
+    assert "hash is skipped: too many groups of similar rows have at most as many rows as there are workers" in done.err
     assert [row["strategy"] for row in json.loads((tmp_path / "cmp" / "compare.json").read_text())] == ["random"]
     done = run_job("compare.py", *flags, "--strategies", "hash", "--family", "lsh", "--functions", 40, "--overwrite")
-    assert_one_line(done, 2, "too many buckets")
+    assert_one_line(done, 2, "too many groups")

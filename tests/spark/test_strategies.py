@@ -19,7 +19,7 @@ from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 
 from pipeline.assignment.groups import group_table
-from pipeline.core.errors import DataError, UsageError
+from pipeline.core.errors import DataError, UnsuitableError, UsageError
 from pipeline.core.shardset.manifest import open_committed
 from pipeline.core.storage.store import Store
 from pipeline.input.dataset import ranges
@@ -250,6 +250,19 @@ def test_rows_are_dealt_like_cards(
     by_worker = [dense[dense.worker == worker].id.tolist() for worker in range(7)]
     assert by_worker == dealt(piles, 7, carry=carry)
     assert (len(dense) < len(owners)) == STRATEGIES[name].copies_rows, "these rows have sparse neighbourhoods"
+
+
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if STRATEGIES[name].copies_rows])
+def test_copies_may_not_more_than_double_the_rows(
+    spark: SparkSession, source: Source, tmp_path: Path, name: str
+) -> None:
+    strategy = make(name)
+    remedies = f"fewer workers, {strategy.larger_groups}, or --sparse-if never"
+    # With as many workers as rows each group is sparse, so that all rows would go to all workers.
+    with pytest.raises(UnsuitableError, match=f"copies add 6,757,400 to 2,600 rows; use {remedies}$"):
+        run(spark, source[0], tmp_path / "o", strategy, 2600)
+    assert not (tmp_path / "o").exists()
+    assert strategy.larger_groups
 
 
 def test_a_cell_of_class_cluster_holds_rows_of_one_class(spark: SparkSession, source: Source, tmp_path: Path) -> None:

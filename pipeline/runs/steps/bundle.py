@@ -9,7 +9,7 @@ import numpy as np
 from pyspark import RDD
 
 from pipeline.assignment.bundles import MOST_CELLS, BundleCells, count_cells, merge_cells, place_bundles
-from pipeline.assignment.groups import GroupTable
+from pipeline.assignment.groups import GroupTable, check_copies
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.input.dataset import Dataset, results_or_error
@@ -36,10 +36,14 @@ def check_bundles(request: Request, dataset: Dataset) -> None:
 def place_rows(run: ShardingRun, source: ScannedInput, fit_result: FitResult, strategy: Strategy) -> PlacedRows:
     """Deal the groups of a fit to workers, row by row, or bundle by bundle if the request groups rows by a column.
 
-    With bundles nothing is copied, because a copied row would part its bundle."""
+    With bundles nothing is copied, because a copied row would part its bundle. Raises UnsuitableError if copies would
+    more than double the rows."""
     request = run.request
     if request.group_by is None:
-        return deal(fit_result, request.num_workers, request.ratios)
+        placed_rows = deal(fit_result, request.num_workers, request.ratios)
+        remedies = f"fewer workers, {strategy.larger_groups}, or --sparse-if never"
+        check_copies(placed_rows.copies, source.scan.rows, remedies)
+        return placed_rows
     placed_rows = deal(replace(fit_result, sparse_if="never"), request.num_workers, request.ratios)
     dealing = placed_rows.placement
     assert isinstance(dealing, Dealing), "made by deal"
