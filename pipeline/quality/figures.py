@@ -40,9 +40,9 @@ from pipeline.core.shardset.parts import Neighbourhood
 from pipeline.quality.metrics import Floats, Ints, expected_counts, hypergeometric_deviations
 
 EVEN_SD = 10  # deviations of shards that are about even, which have a linear scale of colours
-BARS = 400  # above, neighbourhoods are drawn as one outline, because a bar takes half a millisecond
+BARS = 400  # more workers or neighbourhoods are drawn as one outline, because a bar takes two milliseconds
 LINE_CHARACTERS = 120  # of the names of classes below an axis: ten names of ten characters fit
-COLUMNS = 2000  # the most columns of the outline, each as high as the largest neighbourhood in it
+COLUMNS = 2000  # the most columns of an outline, each as high as the largest worker or neighbourhood in it
 
 
 def against_chance(table: Ints) -> tuple[Floats, Floats, Floats]:
@@ -59,17 +59,40 @@ def against_chance(table: Ints) -> tuple[Floats, Floats, Floats]:
 def shard_sizes(owners: Sequence[int], copies: Sequence[int]) -> Figure:
     """Draw the number of rows of each worker as a bar, with its copies stacked on top.
 
+    More than BARS workers are drawn as an outline; if a column of it has several workers, also the fewest rows in it.
+
     owners: rows per worker without copies. copies: copies per worker."""
     figure, (ax,) = canvas(2.6)
     workers = np.arange(len(owners))
-    ax.bar(workers, owners, color=BLUE, label="own rows")
-    if any(copies):
-        ax.bar(workers, copies, bottom=owners, color=ORANGE, hatch="///", edgecolor="white", label="copies")
-        ax.legend(**ABOVE, ncols=2)
+    if len(owners) > BARS:
+        firsts, edges = columns_of(len(owners))
+        if any(copies):
+            tops = np.maximum.reduceat(np.add(owners, copies), firsts)
+            ax.stairs(tops, edges, fill=True, color=ORANGE, label="copies")
+        most = np.maximum.reduceat(owners, firsts)
+        if firsts[1] == 1:
+            ax.stairs(most, edges, fill=True, color=BLUE, label="own rows")
+        else:
+            ax.stairs(most, edges, fill=True, color=SKY, label=f"own rows, most of {firsts[1]} workers")
+            ax.stairs(np.minimum.reduceat(owners, firsts), edges, fill=True, color=BLUE, label="fewest")
+    else:
+        ax.bar(workers, owners, color=BLUE, label="own rows")
+        if any(copies):
+            ax.bar(workers, copies, bottom=owners, color=ORANGE, hatch="///", edgecolor="white", label="copies")
+    if len(ax.get_legend_handles_labels()[1]) > 1:
+        ax.legend(**ABOVE, ncols=3)
     ax.set(xlabel="worker", ylabel="rows", xlim=(-0.6, len(owners) - 0.4))
     number_ticks(ax.xaxis, len(owners))
     separate_thousands(ax.yaxis)
     return figure
+
+
+def columns_of(count: int) -> tuple[Ints, Floats]:
+    """Divide positions into at most COLUMNS columns: the first position of each, and the edges between them.
+
+    count: the number of positions, more than 1."""
+    firsts = np.arange(0, count, -(-count // COLUMNS))
+    return firsts, np.append(firsts, count) - 0.5
 
 
 def name_classes(axis: Axis, classes: Sequence[int], names: Sequence[str]) -> None:
@@ -164,9 +187,9 @@ def neighbourhood_sizes(groups: Sequence[Neighbourhood], num_workers: int) -> Fi
         (sparse, ORANGE, "///", "sparse: copied to every worker"),
     ):
         if is_kind.any() and many:
-            firsts = np.arange(0, len(sizes), -(-len(sizes) // COLUMNS))
+            firsts, edges = columns_of(len(sizes))
             tops = np.maximum.reduceat(np.where(is_kind, heights, 0), firsts) + 0.5
-            ax.stairs(tops, np.append(firsts, len(sizes)) - 0.5, baseline=0.5, fill=True, color=colour, label=label)
+            ax.stairs(tops, edges, baseline=0.5, fill=True, color=colour, label=label)
         elif is_kind.any():
             look = {"bottom": 0.5, "color": colour, "hatch": hatch, "edgecolor": "white", "lw": 0.3}
             ax.bar(positions[is_kind], heights[is_kind], label=label, **look)

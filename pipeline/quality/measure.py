@@ -303,7 +303,7 @@ def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, Ima
     # The second pass needs the bandwidth, which depends on the whole sample.
     sample = join_samples(samples)
     bandwidth = mean_distance(sample.features)
-    totals = [no_moments(reader, bandwidth) for _ in workers]
+    totals = [no_moments(reader, bandwidth)] * len(workers)  # ``merge`` changes no sum in place
     sums = run(partial(sum_file, reader, bandwidth), files)
     for (worker, _), part in zip(workers_and_files, sums, strict=True):
         totals[worker] = merge(totals[worker], part.moments)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,10 +69,16 @@ def fourier_features(features: Floats, bandwidth: float) -> npt.NDArray[np.float
 
     The kernel is exp(-|x - y|^2 / (2 bandwidth^2)). The dot product of two rows estimates it with an error of order
     1/sqrt(R); every row has length 1. The frequencies are fixed, so that two sets can be compared."""
-    directions = np.random.default_rng(0).standard_normal((features.shape[1], FREQUENCIES)) / bandwidth
+    directions = _standard_directions(features.shape[1]) / bandwidth
     phase = features.astype(np.float32) @ directions.astype(np.float32)
     waves: npt.NDArray[np.float32] = np.concatenate([np.cos(phase), np.sin(phase)], axis=1)
     return waves * np.float32(1 / math.sqrt(FREQUENCIES))
+
+
+@lru_cache(maxsize=8)
+def _standard_directions(count: int) -> Floats:
+    """Return the frequencies for a bandwidth of 1, [count, R]. Drawing them takes longer than the features of ten rows."""
+    return np.random.default_rng(0).standard_normal((count, FREQUENCIES))
 
 
 class Moments(NamedTuple):
