@@ -259,7 +259,9 @@ def test_very_many_workers_are_outlines_of_their_extremes() -> None:
     for workers, by_column in ((401, 1), (4_500, 3)):
         owners, copies = rng.integers(5, 50, workers), rng.integers(1, 9, workers)
         (axes,) = figures.shard_sizes(owners.tolist(), copies.tolist()).axes
-        outlines = {str(patch.get_label()): patch.get_data() for patch in axes.patches if isinstance(patch, StepPatch)}
+        outlines: dict[str, Any] = {
+            str(patch.get_label()): patch.get_data() for patch in axes.patches if isinstance(patch, StepPatch)
+        }
         groups = [slice(first, first + by_column) for first in range(0, workers, by_column)]
         expected = {
             "copies": [(owners + copies)[group].max() for group in groups],
