@@ -84,6 +84,15 @@ def test_three_hundred_workers_and_back(spark: SparkSession, source: Path, tmp_p
     assert digests(back.shards.manifest.to_json()) == digests(direct)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("place", ["hdfs", "s3"], indirect=True)
+def test_many_workers_have_the_same_files_on_every_store(
+    spark: SparkSession, source: Path, tmp_path: Path, place: str
+) -> None:
+    here, there = (run(spark, source, output, make("stratified", start="carry"), 300) for output in (tmp_path, place))
+    assert digests(there) == digests(here)
+
+
 def test_many_workers_are_read_with_few_open_files(
     spark: SparkSession, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

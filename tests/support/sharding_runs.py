@@ -55,7 +55,7 @@ def make(name: str, **extra: Any) -> Any:
     return STRATEGIES[name](**{**OPTIONS.get(name, {}), **extra})
 
 
-def run(spark: SparkSession, source: Path, output: Path, strategy: Any, workers: int, **options: Any) -> Any:
+def run(spark: SparkSession, source: Path, output: Path | str, strategy: Any, workers: int, **options: Any) -> Any:
     request = Request(
         input=str(source),
         output=str(output),

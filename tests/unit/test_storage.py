@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -268,6 +269,20 @@ def test_a_read_that_meets_a_replacement_is_of_one_version(place: str) -> None:
         STORE.replace(path, new)
         assert file.read() in (old, new)
     assert STORE.read(path) == new
+
+
+def test_every_kind_of_buffer_is_written_as_its_bytes(place: str) -> None:
+    """Arrow writes buffers whose elements are signed, so that half of all bytes are negative numbers."""
+    data = bytes(range(256))
+    table = np.arange(12, dtype=np.int16).reshape(3, 4) - 6
+    buffers: list[Any] = [data, bytearray(data), pa.py_buffer(data), memoryview(pa.py_buffer(data)), table, b""]
+    # Longer than what a writer collects.
+    large = [memoryview(pa.py_buffer(data * 1024))]
+    STORE.makedirs(place)
+    with STORE.create(f"{place}/file") as file:
+        for buffer in buffers + large:
+            file.write(buffer)
+    assert STORE.read(f"{place}/file") == 4 * data + table.tobytes() + 1024 * data
 
 
 def test_a_file_of_no_bytes_is_one(place: str) -> None:

@@ -24,6 +24,8 @@ HDFS_DEFAULTS = {
     "dfs.client.block.write.replace-datanode-on-failure.policy": "NEVER",
 }
 
+BUFFER_BYTES = 1 << 16  # of a file that is being written; a task has up to 256 such files open
+
 UMASK = "fs.permissions.umask-mode"
 PROXY_USER = "sharding.proxy-user"  # our own setting: the user on whose behalf the job was submitted
 KEYTAB = "sharding.keytab"  # our own settings: those of spark-submit --keytab and --principal
@@ -171,7 +173,7 @@ class HdfsFiles:
 
         with self._errors(path):
             options = WriteOptions(overwrite=False, create_parent=False, permission=self.file_permission)
-            return cast(BinaryIO, HdfsWriter(self, path, self.client.create(self._path(path), options)))
+            return BufferedFile(HdfsWriter(self, path, self.client.create(self._path(path), options)), BUFFER_BYTES)
 
     def makedirs(self, path: str) -> None:
         with self._errors(path):
@@ -247,7 +249,16 @@ class HdfsWriter(io.RawIOBase):
         finally:
             super().close()
 
+
+class BufferedFile(io.BufferedWriter):
+    """A writer that collects small writes.
+
+    A file has a block, and connections to its DataNodes, from its first write. One of at most BUFFER_BYTES has them only
+    while it is closed, so that a task may have hundreds of such files open. What it passes on are unsigned bytes:
+    hdfs-native copies the elements of a buffer and refuses negative ones, as Arrow's signed buffers have them."""
+
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close the file. If the block has raised, its error is the one to report."""
         with suppress(OSError) if kind else nullcontext():
             self.close()
 
