@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import Normalize, SymLogNorm
 from matplotlib.figure import Figure
@@ -57,24 +58,13 @@ def against_chance(table: Ints) -> tuple[Floats, Floats, Floats]:
 
 
 def shard_sizes(owners: Sequence[int], copies: Sequence[int]) -> Figure:
-    """Draw the number of rows of each worker as a bar, with its copies stacked on top.
-
-    More than BARS workers are drawn as an outline; if a column of it has several workers, also the fewest rows in it.
+    """Draw the number of rows of each worker as a bar, with its copies stacked on top; very many as an outline.
 
     owners: rows per worker without copies. copies: copies per worker."""
     figure, (ax,) = canvas(2.6)
     workers = np.arange(len(owners))
     if len(owners) > BARS:
-        firsts, edges = columns_of(len(owners))
-        if any(copies):
-            tops = np.maximum.reduceat(np.add(owners, copies), firsts)
-            ax.stairs(tops, edges, fill=True, color=ORANGE, label="copies")
-        most = np.maximum.reduceat(owners, firsts)
-        if firsts[1] == 1:
-            ax.stairs(most, edges, fill=True, color=BLUE, label="own rows")
-        else:
-            ax.stairs(most, edges, fill=True, color=SKY, label=f"own rows, most of {firsts[1]} workers")
-            ax.stairs(np.minimum.reduceat(owners, firsts), edges, fill=True, color=BLUE, label="fewest")
+        outline_sizes(ax, owners, copies)
     else:
         ax.bar(workers, owners, color=BLUE, label="own rows")
         if any(copies):
@@ -85,6 +75,20 @@ def shard_sizes(owners: Sequence[int], copies: Sequence[int]) -> Figure:
     number_ticks(ax.xaxis, len(owners))
     separate_thousands(ax.yaxis)
     return figure
+
+
+def outline_sizes(ax: Axes, owners: Sequence[int], copies: Sequence[int]) -> None:
+    """Draw the rows of workers as an outline, as for ``shard_sizes``: in a column of several workers, most and fewest."""
+    firsts, edges = columns_of(len(owners))
+    if any(copies):
+        ax.stairs(np.maximum.reduceat(np.add(owners, copies), firsts), edges, fill=True, color=ORANGE, label="copies")
+    most = np.maximum.reduceat(owners, firsts)
+    if firsts[1] == 1:
+        ax.stairs(most, edges, fill=True, color=BLUE, label="own rows")
+        return
+    ax.stairs(most, edges, fill=True, color=SKY, label=f"own rows, most of {firsts[1]} workers")
+    # Without these, a worker with few rows would hide beside one with many.
+    ax.stairs(np.minimum.reduceat(owners, firsts), edges, fill=True, color=BLUE, label="fewest")
 
 
 def columns_of(count: int) -> tuple[Ints, Floats]:
