@@ -69,6 +69,7 @@ def shard_sizes(owners: Sequence[int], copies: Sequence[int]) -> Figure:
         ax.bar(workers, owners, color=BLUE, label="own rows")
         if any(copies):
             ax.bar(workers, copies, bottom=owners, color=ORANGE, hatch="///", edgecolor="white", label="copies")
+    # A legend of own rows alone would say what the label of the axis does.
     if len(ax.get_legend_handles_labels()[1]) > 1:
         ax.legend(**ABOVE, ncols=3)
     ax.set(xlabel="worker", ylabel="rows", xlim=(-0.6, len(owners) - 0.4))
