@@ -43,10 +43,23 @@ class Job(NamedTuple):
     jvm_mb: float
 
 
-def peak_mb(process: psutil.Process) -> float:
+def peaks_mb(pid: int) -> dict[str, float]:
+    """Return the peaks of resident memory of a driver's JVM and of its Python, as far as they run.
+
+    pid: of spark-submit, which becomes the JVM. Python is its child; Python workers are children of a daemon."""
+    found = {"java": peak_mb(pid)}
+    with suppress(psutil.Error):  # a process may end meanwhile
+        for child in psutil.Process(pid).children():
+            # Helpers that the JVM has started and not waited for are zombies, without a command line.
+            if child.status() != psutil.STATUS_ZOMBIE and "distribution_aware.py" in " ".join(child.cmdline()):
+                found["python"] = max(found.get("python", 0.0), peak_mb(child.pid))
+    return found
+
+
+def peak_mb(pid: int) -> float:
     """Return the peak of the resident memory of a process, 0 if it has ended."""
     try:
-        status = Path(f"/proc/{process.pid}/status").read_text()
+        status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return 0.0
     return int(status.partition("VmHWM:")[2].partition("kB")[0] or 0) / 1024
@@ -61,14 +74,9 @@ def run(source: Path, output: str, workers: int, clusters: int) -> Job:
     with tempfile.TemporaryFile("w+") as said:
         job = subprocess.Popen(command, stdout=said, stderr=said, env=os.environ | {"PYTHONPATH": str(ROOT)})
         peaks = {"java": 0.0, "python": 0.0}
-        # spark-submit becomes the JVM, and the driver's Python is its child; workers are children of a daemon.
         while job.poll() is None:
-            with suppress(psutil.Error):  # a process may end meanwhile
-                jvm = psutil.Process(job.pid)
-                peaks["java"] = max(peaks["java"], peak_mb(jvm))
-                for child in jvm.children():
-                    if "distribution_aware.py" in " ".join(child.cmdline()):
-                        peaks["python"] = max(peaks["python"], peak_mb(child))
+            for name, peak in peaks_mb(job.pid).items():
+                peaks[name] = max(peaks[name], peak)
             time.sleep(LOOK_EVERY_S)
         seconds = time.perf_counter() - began
         said.seek(0)
