@@ -339,9 +339,9 @@ def test_identical_images_make_one_neighbourhood(spark: SparkSession, tmp_path: 
 
 def test_when_all_clusters_are_sparse_every_worker_holds_everything(spark: SparkSession, tmp_path: Path) -> None:
     folder = write_binary(tmp_path / "c", *make_rows(12, pixels=192), files=1)
-    manifest = run(spark, folder, tmp_path / "o", DistributionAware(clusters=12, components=5, whiten=False), 6)
-    assert [w["rows"] for w in manifest["workers"]] == [12] * 6
-    assert manifest["copies"] == 12 * 5
+    manifest = run(spark, folder, tmp_path / "o", DistributionAware(clusters=12, components=5, whiten=False), 2)
+    assert [w["rows"] for w in manifest["workers"]] == [12, 12]
+    assert manifest["copies"] == 12, "the most that is allowed"
 
 
 def test_the_isolated_images_are_broadcast(spark: SparkSession, source: Source, tmp_path: Path) -> None:
