@@ -245,7 +245,7 @@ def discover(
             continue
         # The folder of the input itself is no class.
         labelled = layout.labelled and not (entry.is_dir and entry.path == uri)
-        _check_rows(kind, file, replace(layout, labelled=labelled), read_options)
+        _check_rows(kind, file, layout, read_options, labelled=labelled)
         file, layout = with_conversion(file, layout, read_options)
         surveyed.append((file, layout.drop_labels() if read_options.unlabelled else layout))
     if not surveyed:
@@ -264,11 +264,11 @@ def discover(
     return Dataset(store, uri, name, tuple(file for file, _ in surveyed), expected)
 
 
-def _check_rows(kind: Format, file: DataFile, layout: Layout, options: ReadOptions) -> None:
+def _check_rows(kind: Format, file: DataFile, layout: Layout, options: ReadOptions, *, labelled: bool) -> None:
     """Raise DataError if a surveyed file has no rows or no labels, or image files of another size than declared."""
     if file.rows == 0:
         raise DataError(f"{file.path} is empty: 0 rows; remove it or restore it")
-    if not layout.labelled and not options.unlabelled:
+    if not labelled and not options.unlabelled:
         raise DataError(f"{file.path} has no labels: {kind.labels_in}; give --unlabelled to shard rows without labels")
     # Image files have a size of their own, so a declared one must not be ignored in silence.
     shape = options.shape

@@ -63,7 +63,7 @@ def reshard(context: SparkContext, request: Request, progress: PhaseLog) -> Shar
     with Attempt(run.store, run.request.output) as attempt:
         refuse_other_rows(shards, scans.source)
         fit_result = refit(run, shards, strategy, dataset, fitting_context(run, scans.source, attempt.folder))
-        placed_rows = place_rows(run, scans.source, fit_result, strategy)
+        placed_rows = place_rows(run, scans.source, fit_result, strategy, stored=True)
         written_set = write_rows(run, scans, placed_rows, attempt.folder)
         with progress.phase("commit"):
             models = copy_models(run.store, stored_models(shards), attempt.folder)

@@ -106,7 +106,13 @@ def measure(axis: str, numbers: dict[str, list[int]], scratch: Path, output: str
         if not source.exists():
             generate(source, now["rows"], groups=20, away=1.0)
         place = f"{output}/{axis}-{value}"
-        job = run(source, place, now["workers"], now["clusters"])
+        try:
+            job = run(source, place, now["workers"], now["clusters"])
+            if axis == "workers" and value == numbers[axis][-1]:
+                print_again(source, place, now["workers"], now["clusters"])
+        finally:
+            if Store().exists(place):
+                Store().delete(place)
         slopes = ["", ""]
         if earlier:
             slopes = [slope((earlier[0], earlier[1].seconds), (value, job.seconds))]
@@ -118,9 +124,6 @@ def measure(axis: str, numbers: dict[str, list[int]], scratch: Path, output: str
         )
         print(f"{axis} {value:,}: {job.seconds:.1f} s", flush=True)
         earlier = value, job
-        if axis == "workers" and value == numbers[axis][-1]:
-            print_again(source, place, now["workers"], now["clusters"])
-        Store().delete(place)
     fixed = ", ".join(f"{values[0]:,} {name}" for name, values in numbers.items() if name != axis)
     heads = (axis, "seconds", "slope", "of phases", *PHASES, "Python MB", "JVM MB")
     print(f"\n{axis}, with {fixed}")
@@ -138,13 +141,18 @@ def print_again(source: Path, place: str, workers: int, clusters: int) -> None:
     began = time.perf_counter()
     shards = open_shards(place)
     seconds = time.perf_counter() - began
+    opened.clear()
     torch_dataset(place, worker=0)[0]
     files = sum(path.startswith(place) for path in opened)
     print(
         f"the same command again: {again.seconds:.1f} s; {shards.num_workers:,} workers open in {seconds:.1f} s;",
         end=" ",
     )
-    print(f"a reader of one shard opens {files} files")
+    print(
+        f"a reader of one shard opens {files} files"
+        if files
+        else "files that a reader opens are counted on a local disk"
+    )
 
 
 def main() -> None:

@@ -263,6 +263,12 @@ def test_copies_may_not_more_than_double_the_rows(
         run(spark, source[0], tmp_path / "o", strategy, 2600)
     assert not (tmp_path / "o").exists()
     assert strategy.larger_groups
+    # A set has its groups, which the options of reshard cannot change.
+    run(spark, source[0], tmp_path / "three", strategy, 3)
+    remedies = f"fewer workers, or shard the input again with {strategy.larger_groups} or --sparse-if never"
+    with pytest.raises(UnsuitableError, match=f"to 2,600 rows; use {remedies}$"):
+        reshard(spark.sparkContext, Request(str(tmp_path / "three"), str(tmp_path / "o"), 2600), QUIET)
+    assert not (tmp_path / "o").exists()
 
 
 def test_a_cell_of_class_cluster_holds_rows_of_one_class(spark: SparkSession, source: Source, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from pipeline.core.atomic import path_in_errors, write_durably
 from pipeline.core.errors import UsageError
 from pipeline.core.storage import hdfs as storage
 from pipeline.core.storage.files import SpooledWriter
-from pipeline.core.storage.hdfs import LOGIN_ADVICE, PROXY_USER, HdfsFiles, HdfsWriter, parse_umask
+from pipeline.core.storage.hdfs import LOGIN_ADVICE, PROXY_USER, BufferedFile, HdfsFiles, HdfsWriter, parse_umask
 from pipeline.core.storage.local import DurableWriter
 from pipeline.core.storage.retries import NoTicketError, call_within, is_transient, unreadable_is_data_error
 from pipeline.core.storage.store import Store
@@ -113,6 +113,27 @@ def test_a_write_that_never_ends_is_a_transient_error(monkeypatch: pytest.Monkey
     inner.__del__()  # once more, in the middle of somebody else's garbage collection, and with no limit
     assert inner.closes == 1
     inner.wait.set()
+
+
+def test_the_error_of_a_small_file_is_that_of_its_write() -> None:
+    """A small file is written when it is closed, and the client's close after a failed write only says that it failed."""
+
+    class Refusing(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: Any) -> int:
+            raise OSError(errno.EDQUOT, "the quota is exceeded")
+
+        def close(self) -> None:
+            if not self.closed:
+                super().close()
+                raise OSError("close failed")
+
+    raw = Refusing()
+    with pytest.raises(OSError, match="the quota is exceeded"), BufferedFile(raw, 100) as file:
+        file.write(b"data")
+    assert raw.closed
 
 
 def test_a_local_file_that_cannot_be_flushed_is_closed_all_the_same(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def roll_back(
 ) -> tuple[int, int] | None:
     """Roll back to the newest sound checkpoint and return (version, new generation), or None if there is none.
 
-    Newer checkpoints that are damaged are logged, and deleted.
+    Newer checkpoints that are damaged are deleted, and logged if their content is broken.
 
     Args:
         root: folder of checkpoints.

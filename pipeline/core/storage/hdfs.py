@@ -24,7 +24,7 @@ HDFS_DEFAULTS = {
     "dfs.client.block.write.replace-datanode-on-failure.policy": "NEVER",
 }
 
-BUFFER_BYTES = 1 << 16  # of a file that is being written; a task has up to 256 such files open
+BUFFER_BYTES = 1 << 16  # of a file that is being written; a task has hundreds of such files open
 
 UMASK = "fs.permissions.umask-mode"
 PROXY_USER = "sharding.proxy-user"  # our own setting: the user on whose behalf the job was submitted
@@ -256,6 +256,18 @@ class BufferedFile(io.BufferedWriter):
     A file has a block, and connections to its DataNodes, from its first write. One of at most BUFFER_BYTES has them only
     while it is closed, so that a task may have hundreds of such files open. What it passes on are unsigned bytes:
     hdfs-native copies the elements of a buffer and refuses negative ones, as Arrow's signed buffers have them."""
+
+    def close(self) -> None:
+        """Write what is left and close the file. Raises the first error: that of closing after it would say less."""
+        if self.closed:
+            return
+        try:
+            self.flush()
+        except BaseException:
+            with suppress(OSError):
+                self.raw.close()
+            raise
+        super().close()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close the file. If the block has raised, its error is the one to report."""

@@ -9,7 +9,7 @@ import numpy as np
 from pyspark import RDD
 
 from pipeline.assignment.bundles import MOST_CELLS, BundleCells, count_cells, merge_cells, place_bundles
-from pipeline.assignment.groups import GroupTable, check_copies
+from pipeline.assignment.groups import GroupTable, check_copies, group_table
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.input.dataset import Dataset, results_or_error
@@ -33,17 +33,22 @@ def check_bundles(request: Request, dataset: Dataset) -> None:
         raise UsageError(f"{dataset.uri} has no column {request.group_by} to keep rows together by; name another one")
 
 
-def place_rows(run: ShardingRun, source: ScannedInput, fit_result: FitResult, strategy: Strategy) -> PlacedRows:
+def place_rows(
+    run: ShardingRun, source: ScannedInput, fit_result: FitResult, strategy: Strategy, *, stored: bool = False
+) -> PlacedRows:
     """Deal the groups of a fit to workers, row by row, or bundle by bundle if the request groups rows by a column.
 
     With bundles nothing is copied, because a copied row would part its bundle. Raises UnsuitableError if copies would
-    more than double the rows."""
+    more than double the rows.
+
+    stored: whether the groups are those of a committed set, which the options of this run cannot change."""
     request = run.request
     if request.group_by is None:
-        placed_rows = deal(fit_result, request.num_workers, request.ratios)
-        remedies = f"fewer workers, {strategy.larger_groups}, or --sparse-if never"
-        check_copies(placed_rows.copies, source.scan.rows, remedies)
-        return placed_rows
+        groups = group_table(fit_result.counts.sum(axis=0), request.num_workers, sparse_if=fit_result.sparse_if)
+        before = "or shard the input again with " if stored else ""
+        remedies = f"fewer workers, {before}{strategy.larger_groups}{'' if stored else ','} or --sparse-if never"
+        check_copies(groups.copies, source.scan.rows, remedies)
+        return deal(fit_result, request.num_workers, request.ratios)
     placed_rows = deal(replace(fit_result, sparse_if="never"), request.num_workers, request.ratios)
     dealing = placed_rows.placement
     assert isinstance(dealing, Dealing), "made by deal"
