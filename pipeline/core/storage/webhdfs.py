@@ -9,6 +9,7 @@ import getpass
 import io
 import logging
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -91,7 +92,16 @@ class WebHdfsFiles:
         # NameNodes do not apply a umask to the permissions that a client requests.
         self.file_permission = f"{0o666 & ~umask:o}"
         self.folder_permission = f"{0o777 & ~umask:o}"
-        self.client = connect(self.url, settings)
+        self._settings = settings
+        self._of_thread = threading.local()
+        _ = self.client  # so that a login that lacks something is refused here
+
+    @property
+    def client(self) -> Any:
+        """The client of this thread: requests-kerberos keeps the state of one request at a time."""
+        if not hasattr(self._of_thread, "client"):
+            self._of_thread.client = connect(self.url, self._settings)
+        return self._of_thread.client
 
     @contextmanager
     def _errors(self, path: str) -> Iterator[None]:
