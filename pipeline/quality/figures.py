@@ -87,9 +87,9 @@ def outline_sizes(ax: Axes, owners: Sequence[int], copies: Sequence[int]) -> Non
     if firsts[1] == 1:
         ax.stairs(most, edges, fill=True, color=BLUE, label="own rows")
         return
-    ax.stairs(most, edges, fill=True, color=SKY, label=f"own rows, most of {firsts[1]} workers")
+    ax.stairs(most, edges, fill=True, color=SKY, label=f"own rows: most of {firsts[1]} workers")
     # Without these, a worker with few rows would hide beside one with many.
-    ax.stairs(np.minimum.reduceat(owners, firsts), edges, fill=True, color=BLUE, label="fewest")
+    ax.stairs(np.minimum.reduceat(owners, firsts), edges, fill=True, color=BLUE, label=f"fewest of {firsts[1]} workers")
 
 
 def columns_of(count: int) -> tuple[Ints, Floats]:

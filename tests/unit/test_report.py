@@ -265,12 +265,12 @@ def test_very_many_workers_are_outlines_of_their_extremes() -> None:
         groups = [slice(first, first + by_column) for first in range(0, workers, by_column)]
         expected = {
             "copies": [(owners + copies)[group].max() for group in groups],
-            f"own rows, most of {by_column} workers" if by_column > 1 else "own rows": [
+            f"own rows: most of {by_column} workers" if by_column > 1 else "own rows": [
                 owners[group].max() for group in groups
             ],
         }
         if by_column > 1:
-            expected["fewest"] = [owners[group].min() for group in groups]
+            expected[f"fewest of {by_column} workers"] = [owners[group].min() for group in groups]
         assert {label: data.values.tolist() for label, data in outlines.items()} == expected
         for data in outlines.values():
             assert (data.edges[0], data.edges[-1], len(data.edges)) == (-0.5, workers - 0.5, len(groups) + 1)

@@ -45,8 +45,10 @@ def place_rows(
     request = run.request
     if request.group_by is None:
         groups = group_table(fit_result.counts.sum(axis=0), request.num_workers, sparse_if=fit_result.sparse_if)
-        before = "or shard the input again with " if stored else ""
-        remedies = f"fewer workers, {before}{strategy.larger_groups}{'' if stored else ','} or --sparse-if never"
+        if stored:
+            remedies = f"fewer workers, or shard the input again with {strategy.larger_groups} or --sparse-if never"
+        else:
+            remedies = f"fewer workers, {strategy.larger_groups}, or --sparse-if never"
         check_copies(groups.copies, source.scan.rows, remedies)
         return deal(fit_result, request.num_workers, request.ratios)
     placed_rows = deal(replace(fit_result, sparse_if="never"), request.num_workers, request.ratios)
