@@ -188,7 +188,10 @@ rows = [(row % 2, bytearray(bytes([labels[row]]) + images[row].tobytes())) for r
 rows.insert(5, (0, bytearray(b"broken")))
 rows.insert(8, (1, None))
 table = SparkSession.builder.getOrCreate().createDataFrame(rows, "partition int, value binary").coalesce(1)
-table.write.format("kafka").option("kafka.bootstrap.servers", servers).option("topic", topic).save()
+writer = table.write.format("kafka").option("kafka.bootstrap.servers", servers).option("topic", topic)
+# One request at a time. While a topic is being created, a broker can refuse the first request and accept the second; it then
+# refuses the first for ever (KAFKA-15591).
+writer.option("kafka.max.in.flight.requests.per.connection", 1).save()
 sys.exit(0)
 """
 
@@ -229,7 +232,8 @@ def test_a_killed_driver_neither_loses_nor_doubles_messages(tmp_path: Path, kafk
     owners = sorted((row for row in rows_of(shards) if row["copy"] == 0), key=lambda row: row["id"])
     place = {image.tobytes(): row for row, image in enumerate(images)}
     arrived = [place[row["image"]] for row in owners]
-    assert sorted(arrived) == list(range(600)), "every message once"
+    assert sorted(set(range(600)) - set(arrived)) == [], "no message is lost"
+    assert len(arrived) == 600, "every message is there once"
     for partition in (0, 1):  # in the order of their offsets
         assert [row for row in arrived if row % 2 == partition] == list(range(partition, 600, 2))
     check_set(output, images[arrived], labels[arrived])
