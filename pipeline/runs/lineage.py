@@ -32,6 +32,7 @@ from pipeline.core.storage.uri import names_dataframe, names_table, split_uri
 from pipeline.input.committed import layout_of
 from pipeline.runs.metrics_file import strip_interval
 from pipeline.runs.request import Request
+from pipeline.spark.jvm import spark_setting
 
 PRODUCER = "distribution-aware-sharding"
 VARIABLES = "OPENLINEAGE_"  # prefix of the client's environment variables
@@ -179,11 +180,11 @@ class RunLineage:
         if day:
             facets["nominalTime"] = nominal_time_run.NominalTimeRunFacet(nominalStartTime=f"{day[0]}T00:00:00Z")
         # Airflow's Spark operator and other schedulers pass these settings to every application.
-        settings = [self._context.getConf().get(f"{PARENT}{name}") for name in ("RunId", "JobNamespace", "JobName")]
+        settings = [spark_setting(self._context, f"{PARENT}{name}") for name in ("RunId", "JobNamespace", "JobName")]
         if all(settings):
             run_id, namespace, name = settings
             facets["parent"] = parent_run.ParentRunFacet(
-                run=parent_run.Run(runId=str(run_id)), job=parent_run.Job(namespace=str(namespace), name=str(name))
+                run=parent_run.Run(runId=run_id), job=parent_run.Job(namespace=namespace, name=name)
             )
         if error is not None:
             text = CREDENTIALS.sub(f"{HIDDEN}@", " ".join(str(error).split())[:2000] or type(error).__name__)

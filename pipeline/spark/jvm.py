@@ -40,6 +40,21 @@ def hadoop_configuration(context: SparkContext) -> Any:
     return java.hadoopConfiguration()
 
 
+def hadoop_settings(context: SparkContext, prefix: str) -> list[str]:
+    """Return the names of the settings in a context's Hadoop configuration that begin with a prefix.
+
+    One call returns them all. Each step of an iterator would be a call, and its end an exception for PySpark to convert."""
+    keys = hadoop_configuration(context).getPropsWithPrefix(prefix).keySet()
+    joined: str = jvm_of(context).java.lang.String.join("\n", keys)
+    return [prefix + key for key in joined.splitlines()]
+
+
+def spark_setting(context: SparkContext, name: str) -> str:
+    """Return a setting of a context, or "". PySpark's getConf() would copy all settings by hundreds of calls."""
+    java: Any = context._jsc
+    return str(java.getConf().get(name, ""))
+
+
 def start_callbacks(context: SparkContext) -> None:
     """Have this process answer calls from the JVM of a context."""
     from pyspark.java_gateway import ensure_callback_server_started

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -14,7 +16,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.storage.hdfs import HDFS_SETTINGS, KEYTAB, PRINCIPAL, PROXY_USER, is_hdfs_setting
 from pipeline.core.storage.s3a import PROVIDER_PATH, S3A_PROVIDER_PATH, is_s3a_setting
 from pipeline.core.storage.store import ENCRYPTED_SPILL, SETTINGS, Store
-from pipeline.spark.jvm import hadoop_configuration, jvm_of, start_jvm
+from pipeline.spark.jvm import hadoop_configuration, hadoop_settings, jvm_of, spark_setting, start_jvm
 
 
 def open_store(context: SparkContext) -> Store:
@@ -23,7 +25,7 @@ def open_store(context: SparkContext) -> Store:
     Raises UsageError if a setting cannot be applied or a credential file cannot be read."""
     java = hadoop_configuration(context)
     prefixes = ("dfs.", "fs.viewfs.mounttable.", "fs.s3a.")
-    names = [prefix + str(rest) for prefix in prefixes for rest in java.getPropsWithPrefix(prefix)]
+    names = [name for prefix in prefixes for name in hadoop_settings(context, prefix)]
     ours = [name for name in names if is_hdfs_setting(name) or is_s3a_setting(name)]
     conf = {key: java.get(key) for key in {*ours, *HDFS_SETTINGS} if _is_set(java, key)}
     conf |= _credentials(context, java)
@@ -33,8 +35,9 @@ def open_store(context: SparkContext) -> Store:
         conf.setdefault("fs.s3a.endpoint.region", region)
     if user := proxied_user(context):
         conf[PROXY_USER] = user
-    conf |= _login(context.getConf())
-    if context.getConf().get("spark.io.encryption.enabled", "false") == "true":
+    setting = partial(spark_setting, context)
+    conf |= _login(setting)
+    if setting("spark.io.encryption.enabled") == "true":
         conf[ENCRYPTED_SPILL] = "true"
     return Store(tuple(sorted((key, value) for key, value in conf.items() if value)))
 
@@ -44,14 +47,14 @@ def export_login() -> None:
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return
     start_jvm()  # connects to the JVM of spark-submit, which has its settings
-    if login := _login(SparkConf()):
+    if login := _login(SparkConf().get):
         os.environ[SETTINGS] = json.dumps(login)
 
 
-def _login(conf: SparkConf) -> dict[str, str]:
-    """Return the keytab and the principal of spark-submit; none without a keytab."""
+def _login(setting: Callable[[str], str | None]) -> dict[str, str]:
+    """Return the keytab and the principal of spark-submit; none without a keytab. setting: returns one of Spark's."""
     names = {KEYTAB: "spark.kerberos.keytab", PRINCIPAL: "spark.kerberos.principal"}
-    login = {setting: conf.get(name) or "" for setting, name in names.items()}
+    login = {key: setting(name) or "" for key, name in names.items()}
     return login if all(login.values()) else {}
 
 

@@ -17,7 +17,7 @@ from pipeline.runs import lineage
 from pipeline.runs.lineage import dataset_name, lineage_events
 from pipeline.runs.request import Request
 
-CONTEXT: Any = SimpleNamespace(getConf=dict)
+CONTEXT: Any = SimpleNamespace(_jsc=SimpleNamespace(getConf=dict))
 
 
 class FaultyEnd(Transport):
