@@ -45,7 +45,11 @@ class Purpose(IntEnum):
 
 def sequence(seed: int, purpose: Purpose, worker: int = 0, number: int = 0) -> np.random.SeedSequence:
     """Return the seed sequence of one use."""
-    return np.random.SeedSequence([seed, int(purpose), worker, number])
+    words = [seed, int(purpose), worker, number]
+    # An array has the same bits as the list, and numpy takes it in a fourth of the time, if each number is one word.
+    if max(words) < 1 << 32:
+        return np.random.SeedSequence(np.array(words, np.uint32))
+    return np.random.SeedSequence(words)
 
 
 def generator(seed: int, purpose: Purpose, worker: int = 0, number: int = 0) -> np.random.Generator:
