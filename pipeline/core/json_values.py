@@ -43,31 +43,37 @@ def parse_object(text: bytes | str) -> dict[str, Any]:
 
 def fits(value: object, hint: Any) -> bool:
     """True if a value has the type of an annotation. Numbers must be finite, and integers must fit into int64."""
-    # Plain types come first, because most hints are plain and the arguments of the others take longer to find.
+    return _check_of(hint)(value)
+
+
+@cache
+def _check_of(hint: Any) -> Callable[[Any], bool]:
+    """Return the function that checks values against an annotation. It is made once, as logs have a million values."""
     if hint is Any:
-        return True
+        return lambda value: True
     if hint is None or hint is types.NoneType:
-        return value is None
+        return lambda value: value is None
     if hint is int:
-        return type(value) is int and -MOST <= value < MOST
+        return lambda value: type(value) is int and -MOST <= value < MOST
     if hint is float:
         # Other writers of JSON write 1.0 as 1.
-        return fits(value, int) or (type(value) is float and math.isfinite(value))
+        return lambda value: math.isfinite(value) if type(value) is float else fits(value, int)
     origin = get_origin(hint)
     args = get_args(hint)
     if origin in (Union, types.UnionType):
-        return any(fits(value, kind) for kind in args)
+        checks = [_check_of(kind) for kind in args]
+        return lambda value: any(check(value) for check in checks)
     if origin is Literal:
         # In Python, True equals 1 and is an int; in JSON they are different values.
-        return any(type(value) is type(arg) and value == arg for arg in args)
+        return lambda value: any(type(value) is type(arg) and value == arg for arg in args)
     if origin in (dict, Mapping):
-        return isinstance(value, dict) and all(fits(k, args[0]) and fits(v, args[1]) for k, v in value.items())
-    if origin is list:
-        return isinstance(value, list) and all(fits(item, args[0]) for item in value)
-    if origin is tuple and args[-1] is Ellipsis:
+        of_key, of_item = _check_of(args[0]), _check_of(args[1])
+        return lambda value: isinstance(value, dict) and all(of_key(k) and of_item(v) for k, v in value.items())
+    if origin is list or (origin is tuple and args[-1] is Ellipsis):
         # JSON has no tuples; a configuration that has not been written yet still has them.
-        return isinstance(value, list | tuple) and all(fits(item, args[0]) for item in value)
-    return isinstance(value, origin or hint)
+        kinds, of_item = list if origin is list else (list, tuple), _check_of(args[0])
+        return lambda value: isinstance(value, kinds) and all(of_item(item) for item in value)
+    return lambda value: isinstance(value, origin or hint)
 
 
 def field_types(kind: Any) -> Mapping[str, Any]:
