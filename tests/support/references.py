@@ -58,21 +58,24 @@ def events() -> dict[str, set[str]]:
     return found
 
 
-def unknown_keys(value: Any, known: set[str], place: str = "") -> set[str]:
+def unknown_keys(value: Any, known: set[str]) -> set[str]:
     """Return the places of a JSON value that a reference lacks, such as ``workers[].rows``.
 
     Objects without documented keys of their own, such as ``seconds``, are open: only their own name is looked up."""
-    if isinstance(value, list):
-        return set().union(*(unknown_keys(item, known, f"{place}[]") for item in value))
-    has_keys = not place or any(name.startswith((f"{place}.", f"{place}[]")) for name in known)
-    if not isinstance(value, dict) or not has_keys:
-        return set()
-    found: set[str] = set()
-    for key, item in value.items():
-        at = f"{place}.{key}" if place else key
-        is_known = any(name == at or name.startswith((f"{at}.", f"{at}[]")) for name in known)
-        found |= unknown_keys(item, known, at) if is_known else {at}
-    return found
+    parents = {name[:end] for name in known for end, letter in enumerate(name) if letter in ".["}
+
+    def look_up(value: Any, place: str) -> set[str]:
+        if isinstance(value, list):
+            return set().union(*(look_up(item, f"{place}[]") for item in value))
+        if not isinstance(value, dict) or (place and place not in parents):
+            return set()
+        found: set[str] = set()
+        for key, item in value.items():
+            at = f"{place}.{key}" if place else key
+            found |= look_up(item, at) if at in known or at in parents else {at}
+        return found
+
+    return look_up(value, "")
 
 
 def undocumented(path: Path) -> set[str]:
