@@ -8,17 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pipeline.core import console
 from pipeline.core.command_line import parse
 from pipeline.core.reporting.tables import two_column_table
+from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.specs import from_flags, member_from_flags
 from pipeline.runs import flags as cli
 from pipeline.runs.api import shard_request
 from pipeline.runs.metrics_file import JobRecord, job_metrics
 from pipeline.runs.request import Request
+from pipeline.runs.reshard import read_strategy
 from pipeline.runs.steps.run import ShardingResult
 from pipeline.spark.progress import LOGGER, PhaseLog
-from pipeline.strategies import Strategy
+from pipeline.strategies import STRATEGIES, Strategy
 from pipeline.upkeep.contents import describe
 
-MANY_COPIES = 0.01  # share of the rows; with more, sparse groups change the set's distribution
+MANY_COPIES = 0.01  # share of the rows
 
 
 def shard_with(prog: str, description: str | None, kind: type[Strategy]) -> int:
@@ -88,15 +90,20 @@ def print_result(result: ShardingResult) -> int:
     shards = result.shards
     print(f"{shards.uri}: {'committed' if result.fresh else 'already committed, nothing to do'}")
     print(two_column_table(describe(shards)))
-    share = shards.manifest.copies / shards.manifest.rows
-    if share > MANY_COPIES:
-        # The number of groups follows from another flag if hash functions define them.
-        fewer = "--functions" if "functions" in shards.manifest.params else "--clusters"
-        console.say(
-            LOGGER,
-            f"note: copies of sparse groups on every worker add {share:.1%} rows; give fewer {fewer} for fewer copies, or"
-            " --sparse-if never for none",
-        )
+    if note := note_on_copies(shards):
+        console.say(LOGGER, note)
     if result.report:
         print(f"  report    {result.report}")
     return 0
+
+
+def note_on_copies(shards: ShardSet) -> str:
+    """Return a note on a set in which copies are so many that they change its distribution; empty for any other set."""
+    manifest = shards.manifest
+    share = manifest.copies / manifest.rows
+    if share <= MANY_COPIES or manifest.strategy not in STRATEGIES:
+        return ""
+    return (
+        f"note: copies of sparse groups on every worker add {share:.1%} rows; give"
+        f" {read_strategy(shards).larger_groups} for fewer copies, or --sparse-if never for none"
+    )

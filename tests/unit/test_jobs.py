@@ -10,8 +10,15 @@ from typing import Any
 import pytest
 
 from pipeline.core.command_line import parse
+from pipeline.core.shardset.contract import Manifest
+from pipeline.core.shardset.manifest import ShardSet
+from pipeline.core.storage.store import Store
+from pipeline.runs.command import note_on_copies
 from pipeline.runs.flags import read_request, sharding_parser
 from pipeline.spark.session import PACKAGE
+from pipeline.strategies import Strategy
+from pipeline.strategies.distribution_aware import DistributionAware
+from pipeline.strategies.hash import Hash
 from tests.conftest import make_rows, write_binary
 from tests.support.application import Ended, run_job
 
@@ -34,6 +41,24 @@ def assert_one_line(done: Ended, code: int, *parts: str) -> None:
         assert part in errors[0]
     for sign in STACK_TRACE:
         assert sign not in output
+
+
+@pytest.mark.parametrize(
+    ("strategy", "copies", "advice"),
+    [
+        (DistributionAware(clusters=9), 30, "give fewer --clusters for fewer copies"),
+        (DistributionAware(clustering="dbscan", engine="scikit-learn", radius=2.0), 30, "give a larger --radius for"),
+        (Hash(functions=6), 30, "give fewer --functions for fewer copies"),
+        (DistributionAware(clusters=9), 10, ""),
+    ],
+)
+def test_many_copies_are_noted_with_their_remedy(strategy: Strategy, copies: int, advice: str) -> None:
+    manifest = Manifest(
+        num_workers=2, workers=[], strategy=strategy.name, asked=strategy.params(), rows=1000, copies=copies
+    )
+    note = note_on_copies(ShardSet(Store(), "/set", manifest))
+    assert bool(note) == bool(advice)
+    assert advice in note
 
 
 @pytest.mark.slow
