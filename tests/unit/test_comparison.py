@@ -36,6 +36,12 @@ def by_label(runs: list[Measurements]) -> dict[str, Measurements]:
     return {run.label: run for run in runs}
 
 
+def test_contenders_with_one_folder_are_refused(tmp_path: Path) -> None:
+    contenders = parse_contenders("ssp:+3,ssp: 3")
+    with pytest.raises(UsageError, match=r"ssp:\+3 and ssp: 3 have the same folder, .*/ssp--3; leave one of them out"):
+        compare(make_config(tmp_path), FOUR, contenders, QUIET)
+
+
 @pytest.mark.parametrize(
     ("text", "member"),
     [

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from pipeline.core.errors import UsageError
 from trainer.comparison.measurements import (
     Measurements,
     highest_common_accuracy,
@@ -16,6 +17,7 @@ from trainer.comparison.measurements import (
 from trainer.comparison.presentation import PICTURE, Goals, describe, write_comparison
 from trainer.config import Config, Optimiser
 from trainer.context import RunContext
+from trainer.home.place import Place
 from trainer.options import Options
 from trainer.plan import check_shares
 from trainer.regroup import regrouped
@@ -50,7 +52,7 @@ def compare(
         accuracy: the goal of "time to accuracy"; default: the highest evaluation accuracy that all runs reach.
     """
     output = resolve_output(config.run.output)
-    homes = {label: output / re.sub(r"[^\w.-]", "-", label) for label in contenders}
+    homes = _folders(output, contenders)
     saved_runs = {label: saved_run(home, overwrite=options.overwrite) for label, home in homes.items()}
     # On a set that grows, all contenders have the rows of the one that began first.
     first = next((saved for saved in saved_runs.values() if saved.record), SavedRun())
@@ -85,3 +87,14 @@ def compare(
         print(describe(runs, goals, subject="contender", clock="virtual time"))
         print(f"picture: {output / PICTURE}")
     return runs
+
+
+def _folders(output: Place, labels: Iterable[str]) -> dict[str, Place]:
+    """Return the folder of each contender below the output, by label. Raises UsageError if two have the same one."""
+    labels_by_folder: dict[Place, str] = {}
+    for label in labels:
+        home = output / re.sub(r"[^\w.-]", "-", label)
+        if other := labels_by_folder.get(home):
+            raise UsageError(f"--compare: {other} and {label} have the same folder, {home}; leave one of them out")
+        labels_by_folder[home] = label
+    return {label: home for home, label in labels_by_folder.items()}
