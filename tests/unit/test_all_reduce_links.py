@@ -179,7 +179,9 @@ def test_a_worker_tells_that_its_connection_to_server_0_broke(start: Start, pool
         ended.result(20)
 
 
-def test_a_malformed_answer_does_not_end_the_heartbeats(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_malformed_answer_is_logged_and_heartbeats_go_on(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A worker without heartbeats would be lost, and nobody would know why."""
     monkeypatch.setattr(leader_link, "HEARTBEAT_S", 0.02)
     leader = start(1)[1]
@@ -187,6 +189,7 @@ def test_a_malformed_answer_does_not_end_the_heartbeats(start: Start, monkeypatc
     leader.socket.send_multipart([frames[0], b"a head of no message", b""])
     for _ in range(5):
         received(leader.socket, PeerBeat)
+    assert "dropped a malformed message" in caplog.text
 
 
 def test_a_worker_is_answered_at_its_newest_connection(

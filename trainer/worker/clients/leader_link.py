@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from queue import SimpleQueue
 
 import zmq
@@ -19,6 +19,8 @@ from trainer.transport.sockets import Secret, Watch, dealer, offer
 from trainer.worker.clients.base import ReplacedError, StageSwitch
 
 HEARTBEAT_S = 0.5
+
+logger = logging.getLogger(__name__)
 
 
 class LeaderLink:
@@ -96,6 +98,9 @@ class LeaderLink:
         while not self._closing.wait(HEARTBEAT_S):
             offer(socket, pack(self.beat()), b"")
             while socket.poll(0):
-                with suppress(MalformedMessageError):  # a server 0 of another version must not end the heartbeats
+                # A server 0 of another version must not end the heartbeats.
+                try:
                     self._answers.put(unpack_frames(socket.recv_multipart()))
+                except MalformedMessageError as error:
+                    logger.warning(f"dropped a malformed message: {error}")
         socket.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -42,6 +43,8 @@ from trainer.worker.clients.base import MustRejoin, StageSwitch, Turn, Vector
 
 RESEND_S = 1.0
 HEARTBEAT_S = 1.0
+
+logger = logging.getLogger(__name__)
 
 
 def open_client(
@@ -279,7 +282,8 @@ class ServerClient:
             while socket.poll(0):
                 try:
                     message = unpack(socket.recv_multipart()[0])
-                except MalformedMessageError:
+                except MalformedMessageError as error:
+                    logger.warning(f"dropped a malformed message: {error}")
                     continue
                 if isinstance(message, Rejoin) and message.session == self.session and message.joined:
                     self._outdated.set()
