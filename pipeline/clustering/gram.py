@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg.blas import dsymv, ssyrk
-from scipy.sparse.linalg import LinearOperator, eigsh
 from threadpoolctl import threadpool_limits
 
 from pipeline.core.errors import UsageError
@@ -100,6 +98,8 @@ def _pack(full: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | npt.NDArray[np
 
 def gram_of_blocks(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Gram:
     """Return the Gram sums of uint8 [rows, pixels] blocks of any number of rows, in one task."""
+    from scipy.linalg.blas import ssyrk  # loads in 0.2 s, which tasks of other strategies save
+
     exact = np.zeros((pixels, pixels), np.int64)  # syrk's lower triangle in Fortran order is the upper one in C
     single = np.zeros((pixels, pixels), np.float32)  # single-precision products since the last flush
     diagonal = np.zeros(pixels, np.float32)  # diagonal of ``single``; its maximum bounds all products
@@ -200,6 +200,9 @@ def top_components(covariance: npt.NDArray[np.float64], components: float) -> Sp
     covariance's size. Fewer come from Lanczos with a fixed start. One BLAS thread makes results reproducible on one
     machine; the LAPACK of another machine may round differently, which is why the fitted model is saved with the
     shards."""
+    # Imported here, as tasks do without it, and before the limit, which holds for libraries that are loaded.
+    from pipeline.clustering.eigenvectors import leading_eigenvectors
+
     d = len(covariance)
     total = float(np.trace(covariance))
     if total <= 0:  # all rows are equal: any direction will do
@@ -208,7 +211,7 @@ def top_components(covariance: npt.NDArray[np.float64], components: float) -> Sp
     with threadpool_limits(1, "blas"):
         # For a share of variance the number is unknown: double it until it suffices.
         while True:
-            variances, vectors = _leading_eigenvectors(covariance, num_components)
+            variances, vectors = leading_eigenvectors(covariance, num_components)
             if components >= 1 or num_components == d or variances.sum() >= components * total:
                 break
             num_components = min(2 * num_components, d)
@@ -231,20 +234,3 @@ def fix_signs(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def is_component_number(components: float) -> bool:
     """True for a whole number of components, or a share of the variance."""
     return math.isfinite(components) and components > 0 and (components <= 1 or components == int(components))
-
-
-def _leading_eigenvectors(
-    covariance: npt.NDArray[np.float64], k: int
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return the k largest eigenvalues, descending, and their eigenvectors as columns, float64 [d, k]."""
-    d = len(covariance)
-    if k > d // 4 or d < 64:
-        # numpy's solver releases the GIL. It can take minutes, and the heartbeat thread must run meanwhile.
-        values, vectors = (part[..., -k:] for part in np.linalg.eigh(covariance, UPLO="U"))
-    else:
-        start = np.cos(np.arange(1, d + 1, dtype=np.float64))
-        # A product costs its memory traffic, and one triangle is half the bytes. C's upper is Fortran's lower triangle.
-        product = LinearOperator((d, d), matvec=lambda x: dsymv(1.0, covariance.T, x, lower=1), dtype=np.float64)
-        values, vectors = eigsh(product, k=k, which="LA", v0=start)
-    order = np.argsort(values)[::-1]
-    return np.maximum(values[order], 0.0), vectors[:, order]

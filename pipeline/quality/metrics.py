@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import chdtrc
 
 from pipeline.quality.agreement import LabelAgreement
 
@@ -140,6 +139,8 @@ class ChiSquare:
 
 def chi_square(table: Ints) -> ChiSquare | None:
     """Test a table [W, groups] without its empty rows and columns. Return None if fewer than 2 x 2 are left."""
+    from scipy.special import chdtrc  # scipy.stats takes half a second to load; tasks need neither
+
     table = table[table.sum(axis=1) > 0][:, table.sum(axis=0) > 0]
     if min(table.shape) < 2:
         return None
@@ -147,7 +148,6 @@ def chi_square(table: Ints) -> ChiSquare | None:
     statistic = float(((table - expected) ** 2 / expected).sum())
     dof = (table.shape[0] - 1) * (table.shape[1] - 1)
     cramers_v = math.sqrt(statistic / (table.sum() * (min(table.shape) - 1)))
-    # From scipy.special, because scipy.stats takes half a second to load, in every task too.
     return ChiSquare(statistic, dof, float(chdtrc(dof, statistic)), cramers_v)
 
 

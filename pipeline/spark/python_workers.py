@@ -7,7 +7,6 @@ import gc
 
 import pandas
 import pyarrow.parquet
-import pyspark.ml.functions
 import pyspark.worker
 from pyspark.daemon import manager
 

@@ -1,5 +1,8 @@
 """The exact block Gram against 64-bit integers and scikit-learn, at the edges of float32's exact range too."""
 
+import json
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -60,7 +63,7 @@ def test_rows_that_come_one_by_one_are_multiplied_together(monkeypatch: pytest.M
         products.append(args[1].shape[1])
         return ssyrk(*args, **more)
 
-    monkeypatch.setattr(gram, "ssyrk", count)
+    monkeypatch.setattr("scipy.linalg.blas.ssyrk", count)
     found = gram.gram_of_blocks([images[low : low + 3] for low in range(0, 5000, 3)], 30)
     assert np.array_equal(found.packed, whole.packed)
     assert sum(products) == 5000
@@ -125,3 +128,28 @@ def test_directions_without_variance_are_left_out() -> None:
     assert len(gram.top_components(gram.covariance(gram.gram_of_blocks([images], 60)), 50).variances) == 3
     flat = np.full((10, 60), 7, np.uint8)
     assert len(gram.top_components(gram.covariance(gram.gram_of_blocks([flat], 60)), 5).variances) == 1
+
+
+THREADS = """
+import json, sys
+import numpy as np
+from threadpoolctl import threadpool_info, threadpool_limits
+from pipeline.clustering import gram
+early = "scipy" in sys.modules
+def noted(*args):
+    limits = threadpool_limits(*args)
+    threads = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+    print(json.dumps([early, threads]))
+    return limits
+gram.threadpool_limits = noted
+gram.top_components(np.diag(np.arange(1.0, 101)), 3)
+"""
+
+
+@pytest.mark.slow
+def test_each_blas_that_loads_with_the_solver_has_one_thread() -> None:
+    """numpy's and scipy's: the components would depend on the number of threads."""
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=True)
+    loaded_early, threads = json.loads(done.stdout)
+    assert not loaded_early
+    assert threads == [1, 1]

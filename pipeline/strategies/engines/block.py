@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
-from pyspark import RDD
 
-from pipeline.clustering.kmeans import BlockKMeans
 from pipeline.clustering.lloyd import Fit, nearest, nearest_of_class
 from pipeline.clustering.points import ONE_TASK_BYTES, Points, fit_gathered
 from pipeline.clustering.projection import Grid, Projection
@@ -24,6 +23,11 @@ from pipeline.strategies.neighbourhoods import (
     project_rows,
 )
 
+if TYPE_CHECKING:
+    from pyspark import RDD
+
+    from pipeline.clustering.kmeans import BlockKMeans
+
 
 class BlockEngine(ClusteringEngine):
     def check_input(self, strategy: NeighbourhoodStrategy, dataset: Dataset) -> None:
@@ -34,6 +38,8 @@ class BlockEngine(ClusteringEngine):
     ) -> Clustering:
         """Return the neighbourhoods of all rows: fit and project, cluster the points, and assign each to its nearest
         centre."""
+        from pipeline.clustering.kmeans import BlockKMeans  # loads spark.ml; tasks import this module and do without
+
         sizes = context.scan.label_counts.sum(axis=0)
         space = strategy.space(context)
         estimator = BlockKMeans(
