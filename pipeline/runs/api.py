@@ -18,7 +18,7 @@ from pipeline.runs import materialize as materializing
 from pipeline.runs import reshard as resharding
 from pipeline.runs import shard as sharding
 from pipeline.runs.lineage import lineage_events
-from pipeline.runs.report import REPORT, load_report, try_report
+from pipeline.runs.report import REPORT, REPORT_MODULE, load_modules, try_report
 from pipeline.runs.request import Request, preflight
 from pipeline.runs.steps.run import ShardingResult
 from pipeline.runs.tables import tables_as_files
@@ -268,7 +268,7 @@ def shard_request(
             return sharding.shard(context, on_files, strategy, progress)
 
     preflight(request, strategy)
-    return _run(strategy.name, request, work, session, report, progress, debug)
+    return _run(strategy.name, request, work, session, report, progress, debug, strategy.modules)
 
 
 def reshard_request(
@@ -326,6 +326,7 @@ def _run(
     report: bool,
     progress: PhaseLog,
     debug: bool,
+    modules: Sequence[str] = (),
 ) -> ShardingResult:
     """Run ``work`` on a Spark context, write the report, and return the result with the report's place.
 
@@ -337,14 +338,15 @@ def _run(
         report: write the report unless the set has one, or is an assignment without shards.
         progress: shows the progress.
         debug: show Spark's logs.
+        modules: what ``work`` imports.
     """
+    # In a thread, as the start of Spark leaves a core free.
+    names = [*modules, REPORT_MODULE] if report else modules
+    Thread(target=load_modules, args=(names,), daemon=True).start()
     with (
         spark_context(spark, debug=debug) as context,
         lineage_events(context, open_store(context), name, request) as lineage,
     ):
-        if report:
-            # The report's libraries load while Spark's tasks run.
-            Thread(target=load_report, daemon=True).start()
         progress.begin(context, f"{name} to {request.output}")
         result = work(context, progress)
         lineage.set_result(result.shards)

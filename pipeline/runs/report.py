@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -19,14 +19,14 @@ from pipeline.quality.metrics import Quality
 logger = logging.getLogger(__name__)
 
 REPORT = "report.html"
+REPORT_MODULE = "pipeline.quality.report"  # it imports matplotlib, which loads in a second
 
 
-def load_report() -> None:
-    """Import the plotting libraries, which takes a second, while Spark starts its workers and a core is free.
-
-    Errors are ignored here, because ``try_report`` reports them."""
-    with suppress(Exception):
-        import_module("pipeline.quality.report")
+def load_modules(names: Iterable[str]) -> None:
+    """Import modules that take long to load. Errors are ignored here, because those who need a module report them."""
+    for name in names:
+        with suppress(Exception):
+            import_module(name)
 
 
 def try_report(context: SparkContext, shards: ShardSet) -> Quality | None:
@@ -41,7 +41,7 @@ def try_report(context: SparkContext, shards: ShardSet) -> Quality | None:
 
 def report(context: SparkContext, shards: ShardSet) -> Quality:
     """Measure a committed set and write report.html and quality.json beside its manifest."""
-    from pipeline.quality.report import write_report  # matplotlib: see load_report
+    from pipeline.quality.report import write_report  # matplotlib: see REPORT_MODULE
 
     return write_report(shards, partial(replace_below, shards), partial(run_in_few, context))
 

@@ -145,6 +145,11 @@ class Strategy(Spec, ABC):
         """The change of flags that makes larger groups; empty if the strategy copies no rows."""
         return ""
 
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules that a fit imports and that load slowly. A job loads them while Spark starts."""
+        return ()
+
     def identity(self) -> dict[str, Any]:
         """Return the parameters that two runs must share to make the same shards."""
         return self.params()

@@ -9,7 +9,7 @@ from pipeline.assignment.groups import Start
 from pipeline.core.specs import option
 from pipeline.input.dataset import Dataset
 from pipeline.strategies.base import START_HELP, Context, FitResult, StoredGroups, StoredNeighbourhoods
-from pipeline.strategies.engines import load_engine
+from pipeline.strategies.engines import load_engine, modules_of
 from pipeline.strategies.neighbourhoods import NeighbourhoodStrategy
 
 
@@ -28,6 +28,10 @@ class ClassCluster(NeighbourhoodStrategy):
     even_sizes: ClassVar[bool] = True
     even_classes: ClassVar[bool] = True
     start: Start = option("carry", START_HELP, advanced=True)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return modules_of(self.engine)
 
     def check_input(self, dataset: Dataset) -> None:
         load_engine(self.engine).check_input(self, dataset)

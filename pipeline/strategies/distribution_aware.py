@@ -10,7 +10,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.specs import option
 from pipeline.input.dataset import Dataset
 from pipeline.strategies.base import SPARSE_HELP, START_HELP, Context, FitResult, StoredGroups, StoredNeighbourhoods
-from pipeline.strategies.engines import load_engine
+from pipeline.strategies.engines import load_engine, modules_of
 from pipeline.strategies.neighbourhoods import COMPONENTS, NeighbourhoodStrategy
 
 Preset = Literal["paper-like", "plain"]
@@ -61,6 +61,10 @@ class DistributionAware(NeighbourhoodStrategy):
     @property
     def larger_groups(self) -> str:
         return "a larger --radius" if self.clustering == "dbscan" else "fewer --clusters"
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return modules_of(self.engine)
 
     def check_without_labels(self) -> None:
         super().check_without_labels()

@@ -199,6 +199,10 @@ class Hash(EmbeddingStrategy):
         return "fewer --functions"
 
     @property
+    def modules(self) -> tuple[str, ...]:
+        return ("pipeline.clustering.hash_model",)
+
+    @property
     def vectors(self) -> str | None:
         return self.embedding
 

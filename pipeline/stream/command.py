@@ -25,7 +25,7 @@ from pipeline.input.files import check_apart
 from pipeline.runs import flags as cli
 from pipeline.runs.lineage import lineage_events
 from pipeline.runs.metrics_file import JobRecord, job_metrics
-from pipeline.runs.report import REPORT, load_report, try_report
+from pipeline.runs.report import REPORT, try_report
 from pipeline.runs.request import Request, only_spark_knows
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import spark_context
@@ -284,7 +284,6 @@ def report_totals(args: argparse.Namespace, run: GenerationRun, tally: StreamTot
     print(two_column_table(describe(shards)))
     # The report of an unchanged set would be the same.
     if tally.committed and not args.no_report:
-        load_report()
         with PhaseLog(run.context, quiet=args.quiet, title=f"report of {run.output}").phase("report"):
             if try_report(run.context, shards):
                 print(f"  report    {shards.uri}/{REPORT}")

@@ -14,7 +14,21 @@ ENGINES: dict[EngineName, str] = {
 }
 
 
+def engine_module(name: EngineName) -> str:
+    """Return the name of an engine's module."""
+    return f"pipeline.strategies.engines.{name.replace('-', '_')}"
+
+
+def modules_of(name: EngineName) -> tuple[str, ...]:
+    """Return the modules that an engine imports during a fit."""
+    return (
+        engine_module(name),
+        "pipeline.clustering.pca",
+        "pipeline.clustering.kmeans",
+        "pipeline.clustering.eigenvectors",
+    )
+
+
 def load_engine(name: EngineName) -> ClusteringEngine:
-    module = import_module(f"pipeline.strategies.engines.{name.replace('-', '_')}")
-    engine: ClusteringEngine = getattr(module, ENGINES[name])()
+    engine: ClusteringEngine = getattr(import_module(engine_module(name)), ENGINES[name])()
     return engine
