@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyspark import RDD, keyword_only
+from pyspark import RDD, SparkContext, keyword_only
 from pyspark.ml import Estimator, Model
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import HasInputCol, HasOutputCol
@@ -26,6 +26,10 @@ from pipeline.clustering.projection import Projection, check_grid, quantise
 from pipeline.clustering.reduction import tree_reduce
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.npz import check_arrays, to_bytes
+from pipeline.core.sizes import bytes_in_words
+from pipeline.spark.jvm import jvm_of
+
+HEAP_COPIES = 3  # of a task's result in the driver's JVM, while it is passed on to Python
 
 
 def _components(value: Any) -> float:
@@ -137,9 +141,12 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
             pixels: numbers per image.
             rows: the approximate number of rows, if known. If it is less than the pixels, one task can use a smaller
                 matrix.
+
+        Raises UsageError if the heap of the driver cannot pass on the components.
         """
         if rows is not None and gram.rows_are_fewer(rows, pixels):
             components = self.getOrDefault(self.components)
+            check_heap(blocks.context, components, rows, pixels)
             fits = blocks.coalesce(1, shuffle=True).mapPartitions(lambda part: [_fit_in_memory(part, components)])
             return self._from_dual(fits.first())
         return self.fit_partials(blocks.mapPartitions(lambda part: [gram.gram_of_blocks(part, pixels)]), pixels)
@@ -165,6 +172,26 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
         spectrum = gram.Spectrum(arrays["components"], arrays["variances"], float(arrays["total_variance"]))
         projection = quantise(spectrum, whiten=self.getOrDefault(self.whiten))
         return self._copyValues(BlockPCAModel(projection, spectrum, arrays["mean"], int(arrays["rows"])))
+
+
+def check_heap(context: SparkContext, components: float, rows: int, pixels: int) -> None:
+    """Raise UsageError if the components that one task computes would fill the heap of the driver's JVM.
+
+    A share of the variance is not checked, as the number of components is then unknown.
+
+    Args:
+        context: of the driver.
+        components: number of components (>= 1), or share of the variance (< 1).
+        rows: rows of the fit, which bound the number of components.
+        pixels: numbers per image.
+    """
+    heap = int(jvm_of(context).java.lang.Runtime.getRuntime().maxMemory())
+    size = int(min(components, rows)) * pixels * 8
+    if size * HEAP_COPIES > heap:
+        raise UsageError(
+            f"{min(components, rows):g} components of {pixels:,} pixels are {bytes_in_words(size)}, too much for the"
+            f" driver's heap of {bytes_in_words(heap)}; give fewer --components, a larger spark.driver.memory, or --resize"
+        )
 
 
 def limit_rows(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Iterator[npt.NDArray[np.uint8]]:

@@ -13,8 +13,9 @@ import pytest
 from PIL import Image
 from pyspark.sql import SparkSession
 
-from pipeline.clustering import dual
+from pipeline.clustering import dual, pca
 from pipeline.clustering.pca import BlockPCA, BlockPCAModel
+from pipeline.core.errors import UsageError
 from tests.support.application import run_job
 from tests.support.tiers import only
 from tests.unit.test_dual import images_of
@@ -28,6 +29,20 @@ def test_a_table_of_large_images_is_fitted_in_one_task(spark: SparkSession) -> N
     for model in models:
         assert np.array_equal(model.spectrum.components, expected.components)
         assert model.rows == 30
+
+
+def test_components_that_fill_the_drivers_heap_are_refused(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark would shut down in the middle of the job, and not say why."""
+    images = images_of(30, 3 * 70 * 70)
+    rows = spark.sparkContext.parallelize([images])
+    BlockPCA(components=4).fit_blocks(rows, 3 * 70 * 70, 30)
+    monkeypatch.setattr(pca, "HEAP_COPIES", 10**6)
+    with pytest.raises(
+        UsageError, match="4 components of 14,700 pixels are 470 kB, too much for the driver's heap of "
+    ):
+        BlockPCA(components=4).fit_blocks(rows, 3 * 70 * 70, 30)
 
 
 @pytest.fixture(scope="module")
