@@ -33,6 +33,7 @@ START_S = 120.0  # if a fork takes longer, the fork server is frozen
 STARTS = 5  # attempts to fork a process, without pauses
 KILL_S = 10.0  # a process that survives its SIGKILL for longer hangs in the kernel and is abandoned
 UNKNOWN = 255  # multiprocessing's exit code if the fork server, which alone knows the real one, is gone
+UNFINISHED = 254  # exit code of a process that exited with 0 before its main returned, as os._exit(0) does
 # parameters of glibc's mallopt
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
@@ -190,11 +191,14 @@ class Child:
         """Return the exit code, or None while the process runs.
 
         It is -9 after signal 9. If the fork server is gone, only the process itself can tell its code: the result is
-        then the one that it announced, or UNKNOWN if it announced none."""
+        then the one that it announced, or UNKNOWN if it announced none. A process that exits with 0 without having
+        announced it was ended by a user's code or a library in the middle of its work: the result is UNFINISHED."""
         code = self.process.exitcode
-        if code != UNKNOWN:
+        if code not in (0, UNKNOWN):
             return code
         self._hear()
+        if code == 0:
+            return 0 if self._announced_code == 0 else UNFINISHED
         if not self._is_cut:
             return None
         return UNKNOWN if self._announced_code is None else self._announced_code
@@ -209,6 +213,8 @@ class Child:
         code = self.exit_code() or 0
         if code < 0:
             return _cause(code)
+        if code == UNFINISHED:
+            return "exit code 0 before its work was done"
         output = self.log.read_bytes()[self._log_begin :] if self.log.exists() else b""
         lines = output.decode(errors="replace").strip().splitlines()
         if code == UNKNOWN or not lines:
