@@ -65,6 +65,10 @@ def impatient(parameters: list[Any]) -> Optimizer:
     raise KeyError("betas")
 
 
+def leaving(parameters: list[Any]) -> Optimizer:
+    raise SystemExit(0)
+
+
 class Careless(SGD):
     """Looks for an entry that its group does not have."""
 

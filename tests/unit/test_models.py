@@ -472,6 +472,8 @@ def raising(image_shape, num_classes):
     raise KeyError("width")
 def wide(image_shape, num_classes):
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes + 1))
+def leaving(image_shape, num_classes):
+    raise SystemExit(0)
 """
 
 
@@ -480,6 +482,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A current directory that holds own_net.py, and is not on the path."""
     (tmp_path / "own_net.py").write_text(OWN)
     (tmp_path / "own_broken.py").write_text("import there_is_no_such_module")
+    (tmp_path / "own_script.py").write_text("import sys\nsys.exit('no data')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     yield
@@ -500,7 +503,7 @@ def test_a_model_of_the_users_own_is_found_in_the_current_directory(own: None) -
     [
         ("own_nets:good", "there is no module own_nets in .*run from the folder that contains it"),
         ("own_net.deep:good", "no module own_net.deep"),
-        ("own_net:goode", "own_net.py has no function goode; it has: good, listed, raising, wide"),
+        ("own_net:goode", "own_net.py has no function goode; it has: good, leaving, listed, raising, wide"),
         ("own_net:number", "has no function number"),
         ("own_net:listed", "returned a list: it must return a torch.nn.Module"),
         ("own_net:raising", "--model own_net:raising fails: KeyError: 'width'"),
@@ -508,6 +511,8 @@ def test_a_model_of_the_users_own_is_found_in_the_current_directory(own: None) -
             "own_broken:good",
             "--model own_broken:good: the import of own_broken fails: ModuleNotFoundError: .*no_such_module",
         ),
+        ("own_net:leaving", r"--model own_net:leaving fails: it calls sys.exit\(0\): remove that, or move it below if"),
+        ("own_script:good", r"the import of own_script fails: it calls sys.exit\('no data'\): remove that, or"),
         ("own_net:wide", r"turned 2 images into \(2, 11\): it must return logits \(2, 10\)"),
     ],
 )

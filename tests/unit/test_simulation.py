@@ -228,6 +228,13 @@ def test_a_model_that_begins_as_nan_is_not_told_to_learn_slower(
     assert "--learning-rate" not in str(caught.value)
 
 
+def test_a_model_that_exits_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Quadratic, "step", lambda *_: sys.exit(0))
+    with pytest.raises(JobError, match=r"^the run failed in the model: it calls sys.exit\(0\)") as caught:
+        virtual(tmp_path / "run")
+    assert read_result(tmp_path / "run").error == str(caught.value)
+
+
 def test_the_cause_of_a_failed_run_is_in_its_log_result_and_report(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="diverged") as caught:
         virtual(tmp_path / "run", learning_rate=1e20, options=Options(silent=True))

@@ -16,7 +16,7 @@ import torch
 from pipeline.core.errors import JobError, UsageError
 from trainer.config import CROP_FLIP, Config
 from trainer.data.shards import Shards
-from trainer.models.own import describe_error, load_function
+from trainer.models.own import USER_ERRORS, describe_error, load_function
 
 FLAG = "--augmentation"
 Images = npt.NDArray[Any]
@@ -34,7 +34,7 @@ def own_augmentation(config: Config) -> Augmentation | None:
         generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
         try:
             result = function(torch.from_numpy(images), generator)
-        except Exception as error:
+        except USER_ERRORS as error:
             # Only the errors of a machine may be gone after a restart.
             kind = JobError if isinstance(error, OSError | MemoryError) else UsageError
             raise kind(f"{FLAG} {reference} fails for {len(images)} images: {describe_error(error)}") from error

@@ -16,6 +16,10 @@ from trainer.models.base import ModelSpec
 if TYPE_CHECKING:
     from torch import nn
 
+# Errors of a user's code. A script that parses arguments as it is imported raises SystemExit, which would end the command
+# with the script's exit code, even 0.
+USER_ERRORS = (Exception, SystemExit)
+
 
 def is_reference(name: str) -> bool:
     """True if a name has the form of a function in a module, module:function."""
@@ -44,7 +48,7 @@ class OwnModel(ModelSpec):
             return _check_outputs(function(shape, num_outputs), self.reference, shape, num_outputs)
         except UsageError:
             raise
-        except Exception as error:
+        except USER_ERRORS as error:
             raise UsageError(f"--model {self.reference} fails: {describe_error(error)}") from error
 
     def function(self) -> Any:
@@ -72,7 +76,7 @@ def _import(flag: str, reference: str, module_name: str) -> Any:
         sys.path.insert(0, folder)
     try:
         return importlib.import_module(module_name)
-    except Exception as error:
+    except USER_ERRORS as error:
         reason = f"the import of {module_name} fails: {describe_error(error)}"
         # A module that is there may import one that is not.
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
@@ -83,8 +87,11 @@ def _import(flag: str, reference: str, module_name: str) -> Any:
         raise UsageError(f"{flag} {reference}: {reason}") from error
 
 
-def describe_error(error: Exception) -> str:
+def describe_error(error: BaseException) -> str:
     """Return the cause of an error in a user's code, as part of a message."""
+    if isinstance(error, SystemExit):
+        code = " ".join(repr(error.code).split())[:200]
+        return f'it calls sys.exit({code}): remove that, or move it below if __name__ == "__main__"'
     return hiding_file(error) or f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from pipeline.core.errors import UsageError
 from trainer.coordination.parameter_slice import ParameterSlice, Vector
-from trainer.models.own import load_function
+from trainer.models.own import USER_ERRORS, describe_error, load_function
 
 FLAG = "--optimiser"
 STEPS = 3  # of the probe
@@ -127,8 +127,8 @@ def _run(reference: str, span: slice) -> tuple[torch.Tensor, Optimizer]:
         parameter.grad = torch.tensor([0.3, -1.0, 2.0, 0.7])[span] * (step + 1)
         try:
             optimiser.step()
-        except Exception as error:  # such as of one that needs a closure
-            raise UsageError(f"{FLAG} {reference} fails in its step: {' '.join(str(error).split())[:200]}") from None
+        except USER_ERRORS as error:  # such as of one that needs a closure
+            raise UsageError(f"{FLAG} {reference} fails in its step: {describe_error(error)}") from None
     return parameter.detach(), optimiser
 
 
@@ -137,8 +137,8 @@ def _make(reference: str, parameter: nn.Parameter) -> Optimizer:
     function = load_function(FLAG, reference)
     try:
         optimiser = function([parameter])
-    except Exception as error:
-        raise UsageError(f"{FLAG} {reference} fails: {' '.join(str(error).split())[:200]}") from None
+    except USER_ERRORS as error:
+        raise UsageError(f"{FLAG} {reference} fails: {describe_error(error)}") from None
     if not isinstance(optimiser, Optimizer) or len(optimiser.param_groups) != 1:
         kind = type(optimiser).__name__
         raise UsageError(f"{FLAG} {reference} returned a {kind}: it must return a torch.optim.Optimizer with one group")

@@ -29,6 +29,7 @@ from trainer.lifecycle.interruption import RunInterruptedError, interruptible
 from trainer.lifecycle.prepare import check_evaluation, check_normalisation, check_sampler, ensure_checkpoint
 from trainer.lifecycle.row_storage import RowReads, row_storage
 from trainer.models.devices import pick_device
+from trainer.models.own import describe_error
 from trainer.options import Options
 from trainer.plan import check_shares, describe, plan
 from trainer.regroup import confirm, describe_cohorts, regrouped
@@ -240,7 +241,7 @@ def _run(
     # Events of the log get virtual times until this run ends.
     token = CLOCK.set(lambda: engine.now)
     cause = "failed"
-    failure = None
+    failure: Exception | None = None
     try:
         log_start(config, planned, folders, simulated.to_json())
         with interruptible(watcher):
@@ -260,6 +261,9 @@ def _run(
         raise RunInterruptedError(
             f"interrupted at version {at.version} (epoch {at.epoch:.2f}); the same command with --resume continues"
         ) from None
+    except SystemExit as error:  # by the user's model, while it computes
+        failure = JobError(f"the run failed in the model: {describe_error(error)}")
+        raise failure from error
     except Exception as error:
         failure = error
         raise
