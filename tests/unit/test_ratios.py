@@ -163,6 +163,12 @@ def test_what_is_no_ratio_is_refused_in_a_line(text: str) -> None:
         lowest_terms(parse_ratios(text), 2)
 
 
+def test_great_ratios_are_reduced_or_refused_for_their_sum() -> None:
+    assert lowest_terms(parse_ratios("3000000000:1000000000"), 2) == (3, 1)
+    with pytest.raises(UsageError, match=r"at most 16,384 in lowest terms, got 1:1000000000000 with .*; round them$"):
+        lowest_terms(parse_ratios("1:1000000000000"), 2)
+
+
 @pytest.mark.parametrize(
     ("ratios", "line"),
     [

@@ -20,7 +20,7 @@ MOST_PARTS = 1 << 14  # sum of the ratios in lowest terms: the length of the tab
 def parse_ratios(text: str) -> Ratios:
     """Parse a text such as ``4:2:1:1``. Raises UsageError."""
     parts = text.split(":")
-    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+    if not all(part.isascii() and part.isdigit() and len(part) < 19 for part in parts):
         excerpt = text if len(text) < 80 else f"{text[:80]}..."
         raise UsageError(f"--ratios must be whole numbers with colons between them, such as 4:2:1:1, got {excerpt!r}")
     return tuple(map(int, parts))
