@@ -180,6 +180,29 @@ def test_a_resume_with_more_patience_trains_on(shards: Path, tmp_path: Path, exc
         assert final(longer).tobytes() == final(plain).tobytes()
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"exchange": "sync-switch", "fraction": 0.25},
+        {"exchange": "strategy-switch", "alpha": 0.25},
+        {"exchange": "strategy-switch", "switch_window": 1, "switch_threshold": 1e6},
+    ],
+    ids=["fraction", "alpha", "rule"],
+)
+def test_a_run_that_ends_at_its_switch_does_not_switch(shards: Path, tmp_path: Path, values: dict[str, Any]) -> None:
+    """The switch would move the parameters by the momentum that it keeps, and the evaluated model would be lost."""
+    own: dict[str, Any] = {"epochs": 8, "switch_momentum": "keep"} | values
+    done = stopped(shards, tmp_path / "run", **own | {"patience": 1, "min_delta": 9})
+    assert done.early_stop, "it should have ended early"
+    assert done.early_stop["epoch"] == 2
+    assert [stage["protocol"] for stage in done.stages] == ["bsp"]
+    assert final(done).tobytes() == final(run(shards, tmp_path / "bsp", protocol="bsp", epochs=2)).tobytes()
+    assert replay(done.output).is_equal
+    longer = run(shards, tmp_path / "run", RESUME, **own)
+    assert [stage["protocol"] for stage in longer.stages] == ["bsp", "asp"]
+    assert replay(done.output).is_equal
+
+
 def test_a_run_that_improves_is_not_stopped(shards: Path, tmp_path: Path) -> None:
     done = run(shards, tmp_path / "run", epochs=3, patience=3)
     plain = run(shards, tmp_path / "plain", epochs=3)

@@ -160,8 +160,10 @@ class Leader:
             return
         self.version, self.generation, stop, self.ledger = restored
         state = read_state(self.checkpoints, self.version)
-        self.stage = next_stage(self.config, self.stages, self.checkpoints, state)
-        if self.module is not None and self.stage.config.exchange.server != self.module:
+        before = self.stage.number
+        self.stage = next_stage(self.config, self.stages, self.checkpoints, state, stop)
+        # A run that ends with a checkpoint of the stage before needs no server of that stage: nothing is trained there.
+        if self.stage.number >= before and self.module not in (None, self.stage.config.exchange.server):
             self.has_handed_over = True
             return
         if self._left is not None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.checkpoints.decisions import read_switch, stop_of
+from trainer.checkpoints.decisions import StopDecision, read_switch, stop_of
 from trainer.checkpoints.read import evaluation_of, read_state
 from trainer.checkpoints.resumption import state_to_restore
 from trainer.checkpoints.slice_file import broken
@@ -19,8 +19,10 @@ from trainer.runlog.events import log_event
 from trainer.stages import Continuation, Stage, build_stages, stage_after, straggler_rule
 
 
-def next_stage(config: Config, stages: Sequence[Stage], root: Place, state: RunState) -> Stage:
-    """Return the stage that continues from a checkpoint.
+def next_stage(
+    config: Config, stages: Sequence[Stage], root: Place, state: RunState, stop: StopDecision | None = None
+) -> Stage:
+    """Return the stage that continues from a checkpoint: the one that made it, if the run ends early with it.
 
     Raises DataError for a checkpoint of a stage that the run does not have, and OSError.
 
@@ -29,7 +31,11 @@ def next_stage(config: Config, stages: Sequence[Stage], root: Place, state: RunS
         stages: its stages.
         root: folder of checkpoints.
         state: of the checkpoint.
+        stop: the decision to end the run early; None if there is none.
     """
+    if stop and stop.version == state.version and state.stage < len(stages):
+        # The rule of the stage decides nothing any more.
+        return stages[state.stage]._replace(by_rule=False)
     if state.stage + state.ends_stage >= len(stages):
         raise broken(folder_of(root, state.version) / STATE, f"is of stage {state.stage}")
     reason = _rule_reason(config, root, state)
@@ -102,7 +108,8 @@ def find_continuation(config: Config, facts: RunFacts, root: Place) -> Continuat
     stages = build_stages(config, facts.num_workers, facts.rows)
     if len(stages) == 1:
         return None
-    state = state_to_restore(root, by_rule=stages[0].by_rule, stop=stop_of(root, config))
+    stop = stop_of(root, config)
+    state = state_to_restore(root, by_rule=stages[0].by_rule, stop=stop)
     if state is None:
         return None
-    return Continuation(next_stage(config, stages, root, state).number, state.version, state.accepted)
+    return Continuation(next_stage(config, stages, root, state, stop).number, state.version, state.accepted)

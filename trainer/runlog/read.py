@@ -21,7 +21,7 @@ from trainer.runlog.events import COLUMNS
 from trainer.runlog.kinds.base import LogEvent
 from trainer.runlog.kinds.evaluation import EvaluationEvent
 from trainer.runlog.kinds.parse import event_from_json
-from trainer.runlog.kinds.run import GenerationEvent
+from trainer.runlog.kinds.run import EarlyStopEvent, GenerationEvent, StageEvent
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Surviving:
     """The events that count: a roll-back or restart at a version makes all events of later versions so far void.
 
     An event that names its generation may be logged late; it is also void if a later generation began before its
-    version."""
+    version. A run that ends early with a checkpoint does not enter the stage that began with it."""
 
     def __init__(self) -> None:
         self.events: list[LogEvent] = []
@@ -79,6 +79,8 @@ class Surviving:
         back_to = event.resumes_from()
         if back_to is not None:
             self.events = [earlier for earlier in self.events if earlier.version_or_zero() <= back_to]
+        if isinstance(event, EarlyStopEvent):
+            self.events = [earlier for earlier in self.events if not _begins_at(earlier, event.version)]
         if isinstance(event, GenerationEvent):
             self._generations = self._generations.begin(event.generation, event.version)
         else:
@@ -86,6 +88,11 @@ class Surviving:
             if not self._generations.includes(generation, event.version_or_zero()):
                 return
         self.events.append(event)
+
+
+def _begins_at(event: LogEvent, version: int) -> bool:
+    """Return whether an event is the begin of a stage with the checkpoint of a version."""
+    return isinstance(event, StageEvent) and event.version == version
 
 
 def surviving_events(events: Iterable[LogEvent]) -> list[LogEvent]:
