@@ -501,6 +501,15 @@ def test_models_of_equal_parameters_are_equal_files(
         assert one == other, name
 
 
+@pytest.mark.parametrize("exchange", ["parameter-server", "d-psgd"])
+def test_fewer_workers_resume_without_failures_of_others(tmp_path: Path, exchange: str) -> None:
+    """A resume must repeat the list of failures, which may name workers that the run no longer has."""
+    values: dict[str, Any] = {"exchange": exchange, "failures": parse_failures("worker:3@0.2+0.1,worker:3@2+0.1")}
+    virtual(tmp_path, steps=10, **values)
+    result = virtual(tmp_path, options=RESUME, steps=30, **values | {"workers": 2})
+    assert (result.num_workers, result.restarts["worker"]) == (2, 1)
+
+
 def test_two_deaths_of_a_worker_last_as_long_as_the_longer(tmp_path: Path) -> None:
     for name, script in (("later", "worker:0@1+0.5,worker:0@1.2+2"), ("sooner", "worker:0@1+2.2,worker:0@1.2+0.3")):
         pushes = virtual(tmp_path / name, steps=60, failures=parse_failures(script)).pushes()

@@ -158,7 +158,7 @@ class Engine:
         """Handle events until the run has ended or no event is left.
 
         Raises JobError if there is no complete checkpoint to load."""
-        for failure in self.simulated.failures:
+        for failure in self.simulated.failures_of(self.facts.num_workers):
             if self.now and failure.at_s <= self.now:
                 continue  # it happened before the run was resumed
             kind = Kind.CRASH if failure.worker is None else Kind.DIE

@@ -58,8 +58,12 @@ class SimulationSettings(Spec):
         advanced=True,
     )
 
+    def failures_of(self, num_workers: int) -> tuple[Failure, ...]:
+        """Return the failures that concern a number of workers, which may be fewer than the run had before a resume."""
+        return tuple(each for each in self.failures if each.worker is None or each.worker < num_workers)
+
     def check(self, num_workers: int) -> None:
-        """Raise UsageError for a failure of a worker that does not exist."""
+        """Raise UsageError for a failure of a worker that does not exist. num_workers: the most that the run has had."""
         for failure in self.failures:
             if failure.worker is not None and failure.worker >= num_workers:
                 raise UsageError(f"--failures {failure}: the run has workers 0..{num_workers - 1}")

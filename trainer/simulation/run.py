@@ -77,7 +77,7 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
     assert isinstance(output, Path), "resolve_output refuses other places"
     num_workers, rows, shards_digest = workers_rows_digest(context, simulated)
     check_shares(config, num_workers, drawn_ratios(context, simulated, num_workers))
-    simulated.check(num_workers)
+    simulated.check(max([num_workers, *(each.workers for each in config.cohorts.entries)]))
     check_exchange(config, num_workers, simulated.compute)
     check_rows(config, simulated.compute)
     record = RunRecord(config, num_workers, rows, shards_digest, simulated.to_json())

@@ -520,7 +520,7 @@ class PeerEngine:
 
     def _schedule_failures(self) -> None:
         """Queue the scripted failures, and the returns from earlier ones, that follow the start of this run."""
-        for failure in self.simulated.failures:
+        for failure in self.simulated.failures_of(self.facts.num_workers):
             back = failure.at_s + failure.away_s
             worker = -1 if failure.worker is None else failure.worker
             if failure.at_s >= self.now:
