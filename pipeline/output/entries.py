@@ -20,13 +20,18 @@ LIBRARIES = ("pyspark", "numpy", "scipy", "pyarrow")
 
 
 def describe_workers(
-    chunks: list[WrittenChunk], num_workers: int, allow_empty: bool, neighbourhoods: Ints | None = None
+    chunks: list[WrittenChunk],
+    num_workers: int,
+    num_classes: int,
+    allow_empty: bool,
+    neighbourhoods: Ints | None = None,
 ) -> list[Worker]:
     """Return the entry of every worker.
 
     Args:
         chunks: the files.
         num_workers: n.
+        num_classes: classes of the labels, which a worker without files has counts of too.
         allow_empty: accept workers without files.
         neighbourhoods: int64 [workers, neighbourhoods], rows per worker, if the manifest lists them.
 
@@ -45,7 +50,7 @@ def describe_workers(
             rows=sum(file.rows for file in files),
             copies=sum(file.copies for file in files),
             files=_files(files),
-            label_histogram=_histogram(files),
+            label_histogram=_histogram(files, num_classes),
             neighbourhood_histogram=None if neighbourhoods is None else neighbourhoods[index].tolist(),
         )
         for index, files in enumerate(by_worker)
@@ -97,8 +102,13 @@ def _files(files: Sequence[WrittenFile | AssignmentFile]) -> list[ShardFile]:
     return [ShardFile(file.path, file.rows, file.bytes, file.sha256) for file in files]
 
 
-def _histogram(files: list[WrittenFile]) -> list[int]:
-    return np.sum([file.label_counts for file in files], axis=0).tolist() if files else []
+def _histogram(files: list[WrittenFile], num_classes: int) -> list[int]:
+    """Return the rows of some files by class, one number per class, also without files and for classes without rows."""
+    counts = np.zeros(num_classes, np.int64)
+    for file in files:
+        counts[: len(file.label_counts)] += file.label_counts
+    histogram: list[int] = counts.tolist()
+    return histogram
 
 
 def describe_neighbourhoods(table: GroupTable) -> list[Neighbourhood]:
@@ -120,15 +130,20 @@ def describe_labels(source: ScannedInput) -> Labels:
     return Labels(columns=columns, num_classes=source.scan.num_classes, class_names=list(layout.class_names))
 
 
-def describe_eval(source: ScannedInput, chunks: list[WrittenChunk], origin: Input) -> Evaluation:
+def describe_eval(source: ScannedInput, chunks: list[WrittenChunk], origin: Input, num_classes: int) -> Evaluation:
     """Return the entry of the evaluation rows.
 
-    source: the scanned evaluation input. chunks: its files. origin: the entry of the input."""
+    Args:
+        source: the scanned evaluation input.
+        chunks: its files.
+        origin: the entry of the input.
+        num_classes: classes of the training rows, some of which the evaluation rows may lack.
+    """
     files = [file for chunk in chunks for file in chunk.files]
     return Evaluation(
         rows=source.dataset.rows,
         files=_files(files),
-        label_histogram=_histogram(files),
+        label_histogram=_histogram(files, num_classes),
         input=origin,
     )
 

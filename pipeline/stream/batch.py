@@ -321,7 +321,7 @@ class StreamBatch:
             image=image,
             labels=describe_labels(source),
             chunks=[list(part) for part in chunks],
-            workers=describe_workers(files.chunks, request.num_workers, True),
+            workers=describe_workers(files.chunks, request.num_workers, scan.num_classes, True),
             neighbourhoods=[Neighbourhood(*each) for each in zip(sizes, is_copied, strict=True)],
             model=models,
             assignment=describe_assignment(files.assignment),

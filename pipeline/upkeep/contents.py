@@ -87,7 +87,7 @@ def workers_table(shards: ShardSet) -> str:
     labelled = "label" in shards.manifest.labels.columns
     rows = []
     for worker in selection:
-        # A worker without files has an empty histogram.
+        # In sets of older versions, a worker without files has an empty histogram.
         counts = worker.label_histogram or [0]
         size = sum(file.bytes for file in worker.files) / 1e6
         cells = (worker.index, f"{worker.rows:,}", f"{worker.copies:,}", len(worker.files), f"{size:.1f}")

@@ -9,7 +9,7 @@ from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.shardset.commit import Move, publish, refuse_unless
 from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import ShardSet
-from pipeline.core.shardset.parts import Input, Worker
+from pipeline.core.shardset.parts import Evaluation, Input, Worker
 from pipeline.input.quarantine import lines_of, path_of, write_quarantine
 from pipeline.output.entries import (
     describe_assigned_workers,
@@ -32,9 +32,7 @@ def describe_set(run: ShardingRun, goal: SetGoal, written_set: WrittenSet, model
     strategy = goal.strategy
     request = run.request
     source = written_set.inputs.source
-    evaluation = written_set.inputs.evaluation
     placed_rows = written_set.placed_rows
-    eval_files = written_set.evaluation.chunks if written_set.evaluation else []
     # The paths get their stamps when the number of the version is known, in the commit.
     return Manifest(
         strategy=strategy.name,
@@ -54,7 +52,7 @@ def describe_set(run: ShardingRun, goal: SetGoal, written_set: WrittenSet, model
         chunks=[list(part) for part in source.parts],
         workers=_describe_workers(run, written_set),
         neighbourhoods=placed_rows.neighbourhoods,
-        evaluation=describe_eval(evaluation, eval_files, _describe_input(run, evaluation)) if evaluation else None,
+        evaluation=_describe_eval(run, written_set),
         repeats=written_set.inputs.repeats,
         model=[path for _, path in models] or None,
         assignment=describe_assignment(written_set.rows.assignment),
@@ -79,7 +77,18 @@ def _describe_workers(run: ShardingRun, written_set: WrittenSet) -> list[Worker]
     histogram = written_set.placed_rows.histogram
     if written_set.rows.tally:
         return describe_assigned_workers(written_set.rows.tally, allowed, histogram)
-    return describe_workers(written_set.rows.chunks, run.request.num_workers, allowed, histogram)
+    num_classes = written_set.inputs.source.scan.num_classes
+    return describe_workers(written_set.rows.chunks, run.request.num_workers, num_classes, allowed, histogram)
+
+
+def _describe_eval(run: ShardingRun, written_set: WrittenSet) -> Evaluation | None:
+    """Return the manifest's entry of the evaluation rows, or None without any."""
+    evaluation = written_set.inputs.evaluation
+    if not evaluation:
+        return None
+    chunks = written_set.evaluation.chunks if written_set.evaluation else []
+    num_classes = written_set.inputs.source.scan.num_classes
+    return describe_eval(evaluation, chunks, _describe_input(run, evaluation), num_classes)
 
 
 def commit(
