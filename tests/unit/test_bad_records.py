@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from scipy.io import savemat
 
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.storage.store import Store
@@ -88,6 +91,35 @@ def test_labels_out_of_range_are_left_out(tmp_path: Path) -> None:
     assert [block.labels.tolist() for block in rest.read(0, 2)] == [[1], [3]]
     with pytest.raises(DataError, match=r"4 of 4 records are broken, and --max-bad-records allows 4"):
         leave_out(discover(Store(), str(tmp_path), run=serial, read_options=ReadOptions(num_classes=1)), "100%")
+
+
+def make_npy(path: Path, labels: list[int], images: np.ndarray) -> None:
+    np.save(path / "images.npy", images)
+    np.save(path / "labels.npy", labels)
+
+
+def make_npz(path: Path, labels: list[int], images: np.ndarray) -> None:
+    np.savez(path / "a.npz", images=images, labels=labels)
+
+
+def make_mat(path: Path, labels: list[int], images: np.ndarray) -> None:
+    savemat(path / "a.mat", {"X": images, "y": np.array(labels)})
+
+
+def make_pickle(path: Path, labels: list[int], images: np.ndarray) -> None:
+    data = np.zeros((len(images), 3072), np.uint8)
+    (path / "a").write_bytes(pickle.dumps({b"data": data, b"labels": labels}, protocol=2))
+
+
+@pytest.mark.parametrize("make", [make_npy, make_npz, make_mat, make_pickle])
+def test_a_negative_label_costs_its_row_alone(make: Any, tmp_path: Path) -> None:
+    """Leave out only the row with the label -1, in formats whose labels are one array per file."""
+    make(tmp_path, [1, 0, -1, 1], IMAGES[:4])
+    dataset = discover(Store(), str(tmp_path), run=serial, read_options=ReadOptions(num_classes=2))
+    rest, bad_records = leave_out(dataset, "1")
+    assert [(entry.record, entry.records) for entry in bad_records] == [(2, 1)]
+    assert "label -1 is not in 0..1" in bad_records[0].reason
+    assert [label for block in rest.read(0, rest.rows) for label in block.labels] == [1, 0, 1]
 
 
 SAMPLES = ["1", "0", "1", "x", "0", "1", "0", "1"]  # labels, of which one is no number

@@ -72,9 +72,11 @@ def check_labels(shape: tuple[int, ...], dtype: np.dtype[Any], rows: int, place:
 
 
 def labels_of(array: npt.NDArray[Any], rows: int, place: str) -> npt.NDArray[np.int32]:
-    """Return labels as int32 [rows]. Raises DataError if they are not whole numbers from 0, one per image."""
+    """Return labels as int32 [rows]. Raises DataError if they are not whole numbers of 32 bits, one per image.
+
+    Negative ones pass: the scan refuses them row by row, and --max-bad-records leaves out these rows alone."""
     check_labels(array.shape, array.dtype, rows, place)
-    if rows and not 0 <= array.min() <= array.max() <= MOST_LABEL:
+    if rows and not -MOST_LABEL <= array.min() <= array.max() <= MOST_LABEL:
         raise DataError(f"{place} holds a label outside 0..{MOST_LABEL}")
     return array.reshape(rows).astype(np.int32)
 

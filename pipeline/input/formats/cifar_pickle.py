@@ -175,7 +175,8 @@ def _labels(batch: dict[bytes, Any], key: bytes, path: str, rows: int) -> np.nda
         labels = np.asarray(values)
         if labels.dtype.kind not in "iu" or labels.shape != (rows,):
             raise ValueError
-        if rows and not 0 <= labels.min() <= labels.max() <= MOST_LABEL:
+        # Negative ones pass: the scan refuses them row by row.
+        if rows and not -MOST_LABEL <= labels.min() <= labels.max() <= MOST_LABEL:
             raise DataError(f"{path}: {key.decode()} holds a label outside 0..{MOST_LABEL}")
     except ValueError:
         raise DataError(f"{path}: {key.decode()} is not a list of {rows} whole numbers, one per row of data") from None

@@ -136,7 +136,7 @@ class NumpyArchive:
         return planar(self._read(self.images), layout, self.place(self.images))
 
     def read_labels(self, rows: int) -> npt.NDArray[np.int32]:
-        """Return the labels, int32 [rows]. Raises DataError if they are not whole numbers from 0, one per image."""
+        """Return the labels, int32 [rows]. Raises DataError if they are not whole numbers, one per image."""
         assert self.labels, "the layout has labels"
         header = self.header(self.labels)
         check_labels(header.shape, header.dtype, rows, self.place(self.labels))  # before it is decompressed
