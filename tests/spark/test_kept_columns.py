@@ -69,6 +69,14 @@ def test_other_kept_columns_are_another_set(spark: SparkSession, source: Path, t
         shard(spark, source, tmp_path / "o", 3, keep_columns=["age"])
 
 
+def test_a_refused_evaluation_names_no_kept_columns(spark: SparkSession, source: Path, tmp_path: Path) -> None:
+    """Evaluation rows have none, so the columns are not what differs."""
+    path = tmp_path / "eval.parquet"
+    pq.write_table(pa.table({"image": [[[[0], [1]], [[2], [3]]]], "label": [0]}), path)
+    with pytest.raises(DataError, match="holds 1x2x2 images, the input 3x2x2 images; they must match"):
+        shard(spark, source, tmp_path / "o", 3, eval_input=str(path))
+
+
 def test_spark_reads_kept_columns_with_their_types(spark: SparkSession, source: Path, tmp_path: Path) -> None:
     shards = shard(spark, source, tmp_path / "o", 2)
     table = spark.read.option("pathGlobFilter", "*.parquet").parquet(shards.uri)

@@ -96,10 +96,10 @@ def discover_inputs(run: ShardingRun) -> Inputs:
     # The classes may differ: evaluation rows need not contain every class.
     layout = dataset.layout
     ignored: dict[str, Any] = {"num_classes": None, "class_names": (), "attributes": ()}
-    if replace(evaluation.layout, **ignored) != replace(layout, **ignored):
+    compared = [replace(each, **ignored) for each in (evaluation.layout, layout)]
+    if compared[0] != compared[1]:
         raise DataError(
-            f"{evaluation.uri} holds {evaluation.layout.describe()}, the input {dataset.layout.describe()}; they must"
-            " match"
+            f"{evaluation.uri} holds {compared[0].describe()}, the input {compared[1].describe()}; they must match"
         )
     # If one of them numbers its classes and the other names them, equal labels can be different classes.
     if layout.named_labels and bool(layout.class_names) != bool(evaluation.layout.class_names):
