@@ -128,6 +128,14 @@ def test_a_value_that_does_not_fit_names_its_column(tmp_path: Path) -> None:
         list(discovered(tmp_path / "p", "n").read(0, 1))
 
 
+def test_text_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
+    """Parquet readers return such text, which another program has written, unchecked."""
+    text = pa.array([b"a", b"\xff", b"b"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"image": [bytes(12)] * 3, "label": [0] * 3, "site": text}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="column site does not fit string: Invalid UTF8 sequence at string index 1"):
+        list(discovered(tmp_path, "site").read(0, 3))
+
+
 def test_kept_columns_that_change_before_the_write_stop_a_run() -> None:
     class Chunk:
         rows, fingerprint, attribute_sum, files = 3, 5, 8, ()

@@ -92,7 +92,10 @@ def kept_values(column: pa.ChunkedArray | pa.Array, attribute: KeptColumn, path:
     try:
         # A file without rows has a chunked array without chunks, whose type may differ.
         array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
-        return array.cast(pa.type_for_alias(attribute.type))
+        values = array.cast(pa.type_for_alias(attribute.type))
+        # Parquet's reader does not check that text is UTF-8.
+        values.validate(full=True)
+        return values
     except pa.ArrowException as error:
         raise DataError(f"{path}: column {attribute.name} does not fit {attribute.type}: {words_of(error)}") from None
 
