@@ -116,6 +116,15 @@ def test_columns_are_found_by_name(tmp_path: Path) -> None:
         find(tmp_path / "c.bin", label_column="x")
 
 
+def test_a_name_of_two_columns_is_refused(tmp_path: Path) -> None:
+    """For every column that is read, kept ones too."""
+    image = pa.array([bytes(12)] * 2)
+    for names, kept in ((["image", "label", "label", "k"], ()), (["image", "label", "k", "k"], ("k",))):
+        pq.write_table(pa.Table.from_arrays([image, *[pa.array([0, 1])] * 3], names=names), tmp_path / "a.parquet")
+        with pytest.raises(DataError, match=f"a.parquet has 2 columns {names[2]}; rename all but one"):
+            find(tmp_path / "a.parquet", shape=(3, 2, 2), columns=kept)
+
+
 def test_the_usual_names_are_read_and_documented(tmp_path: Path) -> None:
     """Each name alone, in the words of the README."""
     text = (ROOT / "pipeline/input/README.md").read_text()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -36,6 +36,13 @@ def pick_column(schema: pa.Schema, name: str | None, usual: tuple[str, ...], pat
     raise DataError(
         f"{path} has no column {name or ' or '.join(usual[:2])}; its columns are {', '.join(schema.names)}{flag}"
     )
+
+
+def check_single(schema: pa.Schema, names: Iterable[str], path: str) -> None:
+    """Raise DataError if a file has several columns of one of these names, which it is then unclear how to read."""
+    for name in names:
+        if (number := schema.names.count(name)) > 1:
+            raise DataError(f"{path} has {number} columns {name}; rename all but one")
 
 
 def plain_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:

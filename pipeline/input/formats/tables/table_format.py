@@ -16,7 +16,7 @@ from pipeline.core.shardset.schema import TARGET_COLUMN, broken_is_data_error, d
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 from pipeline.input.formats.base import DECODED_BYTES, Columns, DataFile, Format, block_rows
-from pipeline.input.formats.tables.columns import ColumnTable, pick_column, read_targets, whole_numbers
+from pipeline.input.formats.tables.columns import ColumnTable, check_single, pick_column, read_targets, whole_numbers
 from pipeline.input.formats.tables.images import (
     IMAGE_COLUMNS,
     check_image_type,
@@ -64,6 +64,7 @@ class TableFormat(Format):
         image = pick_column(schema, options.image_column, IMAGE_COLUMNS, file.path)
         check_image_type(schema.field(image), file.path)
         label = label_column(schema, options, file.path)
+        check_single(schema, (image, label, "coarse_label", TARGET_COLUMN), file.path)
         data = DataFile(
             file.path,
             file.bytes,
@@ -132,10 +133,12 @@ class TableFormat(Format):
 
     def kept_columns(self, store: Store, file: FileInfo, names: Sequence[str]) -> tuple[KeptColumn, ...]:
         schema = self.open_table(store, file.path).schema
+        check_single(schema, names, file.path)
         columns = []
         for name in names:
             if name not in schema.names:
                 raise UsageError(f"{file.path} has no column {name}; its columns are {', '.join(schema.names)}")
+            # A column of few values may be a dictionary; its values are kept.
             kind = kept_type(schema.field(name).type)
             if kind is None:
                 raise UsageError(
