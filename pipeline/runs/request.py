@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,12 @@ class Request:
 
     def __post_init__(self) -> None:
         """Check the values and reduce the ratios to lowest terms. Raises UsageError."""
+        if isinstance(self.num_workers, bool) or not isinstance(self.num_workers, Integral):
+            raise UsageError(f"--workers must be a whole number, got {self.num_workers!r}")
         if self.num_workers < 1:
             raise UsageError(f"--workers must be at least 1, got {self.num_workers}")
+        # The manifest and the identity hold no numbers of numpy.
+        object.__setattr__(self, "num_workers", int(self.num_workers))
         if self.ratios is not None:
             object.__setattr__(self, "ratios", lowest_terms(self.ratios, self.num_workers))
         object.__setattr__(self, "interval", dict(self.interval) if self.interval else None)

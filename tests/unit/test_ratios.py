@@ -19,6 +19,7 @@ from pipeline.assignment.speeds import measured_ratios, ratios_of
 from pipeline.assignment.uneven import spread
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.shardset.ratios import largest_remainder, lowest_terms, parse_ratios
+from pipeline.runs.request import Request
 from trainer.runlog.events import COLUMNS
 
 ratios_of_workers = st.lists(st.integers(1, 12), min_size=2, max_size=7)
@@ -155,6 +156,14 @@ def test_unknown_names_of_sizes_are_refused(text: str, line: str) -> None:
 def test_names_of_sizes_need_a_worker(text: str) -> None:
     with pytest.raises(UsageError, match=r"^--workers must be at least 1, got -2$"):
         named_ratios(text, -2)
+
+
+def test_the_number_of_workers_is_a_whole_number() -> None:
+    """Of numpy too, as ratios are."""
+    assert type(Request("in", "out", np.int64(3)).num_workers) is int  # type: ignore[arg-type]
+    for number in (2.5, 2.0, True, "2"):
+        with pytest.raises(UsageError, match=f"^--workers must be a whole number, got {number!r}$"):
+            Request("in", "out", number)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", ["", "4", "4:x", "4::1", "4:-1", "1.5:1", "4:2:", "٤:1", "9" * 5000 + ":1"])
