@@ -108,6 +108,8 @@ def with_bundles(request: Request, strategy: Strategy) -> Request:
     own = strategy.bundle_column
     if own and request.group_by not in (None, own):
         raise UsageError(f"{strategy.name} keeps rows together by --column {own}: leave out --group-by")
+    if "" in (own, request.group_by):
+        raise UsageError(f"{'--column' if own == '' else '--group-by'} names no column; name one, or leave it out")
     column = own or request.group_by
     if column in OWN_COLUMNS and column not in NATIVE:
         raise UsageError(f"--group-by {column}: rows cannot be kept together by this column; name another one")

@@ -131,6 +131,8 @@ def test_independent_bundles_follow_the_shares() -> None:
     ("strategy", "column", "message"),
     [
         (ByAttribute(column="site"), "patient", "keeps rows together by --column site: leave out --group-by"),
+        (Stratified(), "", "--group-by names no column; name one, or leave it out"),
+        (ByAttribute(column=""), None, "--column names no column; name one, or leave it out"),
         (Stratified(), "image", "--group-by image: rows cannot be kept together by this column; name another one"),
     ],
 )
