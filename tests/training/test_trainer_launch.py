@@ -193,7 +193,7 @@ def test_a_frozen_fork_server_is_killed_and_another_one_started(
 
 
 def test_an_exit_before_the_end_is_a_failure(tmp_path: Path) -> None:
-    """As of a library that ends the program with exit code 0 while a step computes."""
+    """Report a process as failed that a library ends with exit code 0 while a step computes."""
     child = Child("nobody", tmp_path / "log", "tests.support.leaving")
     child.join()
     assert (child.exit_code(), child.cause()) == (processes.UNFINISHED, "exit code 0 before its work was done")

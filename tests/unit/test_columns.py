@@ -117,7 +117,7 @@ def test_columns_are_found_by_name(tmp_path: Path) -> None:
 
 
 def test_a_name_of_two_columns_is_refused(tmp_path: Path) -> None:
-    """For every column that is read, kept ones too."""
+    """Check every column that is read, kept ones too."""
     image = pa.array([bytes(12)] * 2)
     for names, kept in ((["image", "label", "label", "k"], ()), (["image", "label", "k", "k"], ("k",))):
         pq.write_table(pa.Table.from_arrays([image, *[pa.array([0, 1])] * 3], names=names), tmp_path / "a.parquet")

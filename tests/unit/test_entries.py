@@ -20,7 +20,7 @@ def chunk_of(worker: int, label_counts: list[int]) -> WrittenChunk:
 
 
 def test_every_histogram_has_a_count_per_class() -> None:
-    """Of a worker without rows, and of evaluation rows that lack the last classes, too."""
+    """Count all classes for a worker without rows, and for evaluation rows that lack the last classes."""
     workers = describe_workers([chunk_of(1, [2, 0, 1])], 3, 3, True)
     assert [worker.label_histogram for worker in workers] == [[0, 0, 0], [2, 0, 1], [0, 0, 0]]
     source: Any = SimpleNamespace(dataset=SimpleNamespace(rows=3))

@@ -159,7 +159,7 @@ def test_names_of_sizes_need_a_worker(text: str) -> None:
 
 
 def test_the_number_of_workers_is_a_whole_number() -> None:
-    """Of numpy too, as ratios are."""
+    """Accept numpy's whole numbers, as ratios do."""
     assert type(Request("in", "out", np.int64(3)).num_workers) is int  # type: ignore[arg-type]
     for number in (2.5, 2.0, True, "2"):
         with pytest.raises(UsageError, match=f"^--workers must be a whole number, got {number!r}$"):
