@@ -200,7 +200,7 @@ def top_components(covariance: npt.NDArray[np.float64], components: float) -> Sp
     covariance's size. Fewer come from Lanczos with a fixed start. One BLAS thread makes results reproducible on one
     machine; the LAPACK of another machine may round differently, which is why the fitted model is saved with the
     shards."""
-    # Imported here, as tasks do without it, and before the limit, which holds for libraries that are loaded.
+    # Imported here, as most tasks do without it, and before the limit, which holds for libraries that are loaded.
     from pipeline.clustering.eigenvectors import leading_eigenvectors
 
     d = len(covariance)

@@ -71,7 +71,8 @@ def _check_of(hint: Any) -> Callable[[Any], bool]:
         return lambda value: isinstance(value, dict) and all(of_key(k) and of_item(v) for k, v in value.items())
     if origin is list or (origin is tuple and args[-1] is Ellipsis):
         # JSON has no tuples; a configuration that has not been written yet still has them.
-        kinds, of_item = list if origin is list else (list, tuple), _check_of(args[0])
+        kinds = list if origin is list else (list, tuple)
+        of_item = _check_of(args[0])
         return lambda value: isinstance(value, kinds) and all(of_item(item) for item in value)
     return lambda value: isinstance(value, origin or hint)
 

@@ -338,7 +338,7 @@ def _run(
         report: write the report unless the set has one, or is an assignment without shards.
         progress: shows the progress.
         debug: show Spark's logs.
-        modules: what ``work`` imports.
+        modules: names of modules that ``work`` imports and that load slowly.
     """
     # In a thread, as the start of Spark leaves a core free.
     names = [*modules, REPORT_MODULE] if report else modules
