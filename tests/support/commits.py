@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from pipeline.core.npz import to_bytes
 from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.shardset.commit import Move, publish, refuse_unless
 from pipeline.core.shardset.contract import Manifest
@@ -68,7 +71,7 @@ def contents(name: str, workers: int) -> dict[str, bytes]:
         f"worker={w:03d}/part-{c:05d}.parquet": f"{name} {w} {c}".encode() * 50
         for w in range(workers)
         for c in range(2)
-    } | {"_model/pca/arrays.npz": name.encode()}
+    } | {"_model/pca/arrays.npz": to_bytes(name=np.array(name))}
 
 
 def manifest_of(name: str, files: dict[str, bytes], workers: int) -> Manifest:

@@ -346,6 +346,22 @@ def test_damage_is_told_by_content_and_not_by_size_alone(damage: str, place: str
     assert [expected[damage] in line for line in found] == ([True] if damage != "none" else [])
 
 
+@pytest.mark.parametrize("damage", ["byte", "cut", "gone"])
+def test_damage_of_a_saved_model_is_found(damage: str, place: str) -> None:
+    commit(STORE, place, "first", 2)
+    shards = open_committed(STORE, place)
+    path = (shards.manifest.model or [""])[0]
+    data = STORE.read(f"{place}/{path}")
+    STORE.delete(f"{place}/{path}")
+    if damage != "gone":
+        changed = data.replace("first".encode("utf-32-le"), "worst".encode("utf-32-le"))
+        assert changed != data
+        put(f"{place}/{path}", changed if damage == "byte" else data[:-1])
+    [line] = all_damage(shards, serial)
+    expected = {"byte": "Bad CRC-32", "cut": "it is no .npz file", "gone": "is missing"}
+    assert expected[damage] in line
+
+
 def test_a_later_run_replaces_the_first_only_with_overwrite(place: str) -> None:
     store, output = STORE, place
 

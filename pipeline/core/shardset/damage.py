@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from pipeline.core.json_values import parse_object
+from pipeline.core.npz import from_bytes
 from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.shardset.parts import ShardFile
 from pipeline.core.storage.store import Store
@@ -49,13 +51,32 @@ def damage_of(store: Store, uri: str, file: ShardFile) -> str | None:
     return None if digest.hexdigest() == file.sha256 else f"{path} has other content than was committed"
 
 
+def model_damage(store: Store, path: str) -> str | None:
+    """Read a file of a fitted model and return a line about its damage, or None.
+
+    Arrays and metadata are checked; other files, of models that Spark writes itself, must only exist."""
+    try:
+        data = store.read(path)
+        # The manifest has no digests of these files: an .npz file has checksums of its arrays, metadata must be JSON.
+        if path.endswith(".npz"):
+            from_bytes(data)
+        elif "/metadata/part-" in path:
+            parse_object(data)
+    except FileNotFoundError:
+        return f"{path} is missing"
+    except OSError as error:
+        return f"{path} cannot be read: {error}"
+    except ValueError as error:
+        return f"{path} is damaged: {error}"
+    return None
+
+
 def all_damage(shards: ShardSet, run: Run) -> list[str]:
     """Read every file of a set and return a line per damaged file. run(fn, items) maps a function over files."""
     problems = run(partial(damage_of, shards.store, shards.uri), shards.hashed_files())
     models = [f"{shards.uri}/{path}" for path in shards.manifest.model or ()]
-    return [line for line in problems if line] + [
-        f"{path} is missing" for path in models if not shards.store.exists(path)
-    ]
+    problems += run(partial(model_damage, shards.store), models)
+    return [line for line in problems if line]
 
 
 def first_damage(shards: ShardSet, run: Run) -> str | None:
