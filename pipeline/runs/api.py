@@ -9,6 +9,7 @@ from threading import Thread
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
+from pipeline.core.errors import UsageError
 from pipeline.core.shardset.manifest import ShardSet, open_committed
 from pipeline.core.specs import find
 from pipeline.core.storage.store import Store
@@ -46,7 +47,7 @@ def shard(
     resize: tuple[int, int] | None = None,
     image_column: str | None = None,
     label_column: str | None = None,
-    max_bad_records: str | None = None,
+    max_bad_records: int | str | None = None,
     overwrite: bool = False,
     allow_empty: bool = False,
     interval: Mapping[str, str] | None = None,
@@ -79,7 +80,7 @@ def shard(
         resize: (height, width), to resize images; None: as they are.
         image_column: column or array of the images; None: a usual name.
         label_column: column or array of the labels; None: a usual name.
-        max_bad_records: leave out at most so many broken records ("10") or such a share ("0.1%"); None: none.
+        max_bad_records: leave out at most so many broken records (10) or such a share ("0.1%"); None: none.
         overwrite: replace a committed set of another configuration.
         allow_empty: allow workers without rows.
         interval: {"ds": ...} or {"run_id": ...} of a batch run.
@@ -106,12 +107,12 @@ def shard(
             num_classes=num_classes,
             unlabelled=unlabelled,
             channels=channels,
-            columns=tuple(keep_columns),
+            columns=_names(keep_columns),
             resize=resize,
             image_column=image_column,
             label_column=label_column,
         ),
-        max_bad_records=max_bad_records,
+        max_bad_records=None if max_bad_records is None else str(max_bad_records),
         overwrite=overwrite,
         allow_empty=allow_empty,
         interval=interval,
@@ -176,7 +177,7 @@ def materialize(
     resize: tuple[int, int] | None = None,
     image_column: str | None = None,
     label_column: str | None = None,
-    max_bad_records: str | None = None,
+    max_bad_records: int | str | None = None,
     overwrite: bool = False,
     allow_empty: bool = False,
     interval: Mapping[str, str] | None = None,
@@ -207,12 +208,12 @@ def materialize(
             num_classes=num_classes,
             unlabelled=unlabelled,
             channels=channels,
-            columns=tuple(keep_columns),
+            columns=_names(keep_columns),
             resize=resize,
             image_column=image_column,
             label_column=label_column,
         ),
-        max_bad_records=max_bad_records,
+        max_bad_records=None if max_bad_records is None else str(max_bad_records),
         overwrite=overwrite,
         allow_empty=allow_empty,
         interval=interval,
@@ -222,6 +223,13 @@ def materialize(
     return materialize_request(
         request, assignment, num_workers, spark=spark, report=report, progress=progress, frames=frames
     )
+
+
+def _names(keep_columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of columns. Raises UsageError for a text, which would be read letter by letter."""
+    if isinstance(keep_columns, str):
+        raise UsageError(f"keep_columns is a list of names, got the text {keep_columns!r}; write [{keep_columns!r}]")
+    return tuple(keep_columns)
 
 
 def _address(data: str | DataFrame, argument: str) -> str:

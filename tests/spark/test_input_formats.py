@@ -118,7 +118,7 @@ def test_a_record_with_a_wrong_checksum_is_left_out(tmp_path: Path, spark: Any) 
     with pytest.raises(DataError, match=r"is damaged: the record at byte 0 has a wrong checksum"):
         pipeline.shard(spark, input=str(tmp_path / "in"), output=str(tmp_path / "out"), **flags)
     shards = pipeline.shard(
-        spark, input=str(tmp_path / "in"), output=str(tmp_path / "out"), max_bad_records="1", **flags
+        spark, input=str(tmp_path / "in"), output=str(tmp_path / "out"), max_bad_records=1, **flags
     ).shards
     assert (shards.manifest.rows, shards.manifest.input.quarantined) == (7, 1)
     (line,) = (tmp_path / "out/_quarantine/batch-00000000.jsonl").read_text().splitlines()

@@ -67,6 +67,8 @@ def test_other_kept_columns_are_another_set(spark: SparkSession, source: Path, t
     shard(spark, source, tmp_path / "o", 3)
     with pytest.raises(UsageError, match=r"kept columns \['site', .*'born'\], not \['age'\]"):
         shard(spark, source, tmp_path / "o", 3, keep_columns=["age"])
+    with pytest.raises(UsageError, match=r"keep_columns is a list of names, got the text 'age'; write \['age'\]"):
+        shard(spark, source, tmp_path / "o", 3, keep_columns="age")
 
 
 def test_a_refused_evaluation_names_no_kept_columns(spark: SparkSession, source: Path, tmp_path: Path) -> None:
