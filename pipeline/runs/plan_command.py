@@ -166,6 +166,14 @@ def format_plan(estimate: CostEstimate, rates: Rates, memory_a_task: int) -> str
     )
 
 
+def default_components(strategy: str) -> int:
+    """Return the number of principal components that a strategy computes by default; 1 if it computes none."""
+    kind = STRATEGIES[strategy]
+    if issubclass(kind, NeighbourhoodStrategy):
+        return int(kind().components)
+    return 64 if kind is Submodular else 1
+
+
 def main(argv: Sequence[str]) -> None:
     """Estimate the tasks, files, memory and seconds of a sharding run, at the speed of this machine."""
     flags = command_line.parser(
@@ -193,7 +201,10 @@ def main(argv: Sequence[str]) -> None:
         help="number of neighbourhoods (default: twice the number of classes; 256 for hash)",
     )
     flags.add_argument(
-        "--components", type=parse_count, metavar="INT", help="principal components (default: 50; 64 for submodular)"
+        "--components",
+        type=parse_count,
+        metavar="INT",
+        help="principal components (default: the strategy's, 160 for distribution_aware)",
     )
     flags.add_argument(
         "--fit-rows",
@@ -232,7 +243,7 @@ def main(argv: Sequence[str]) -> None:
         num_clusters = args.clusters or (2**FUNCTIONS if functions else 2 * args.classes)
         clusters = num_clusters if grouped or functions else 0
         blocks = args.workers if args.strategy == Submodular.name else 0
-        components = args.components or (64 if blocks else 50)
+        components = args.components or min(default_components(args.strategy), math.prod(args.image))
         shape = Shape(
             rows=args.rows,
             workers=args.workers,

@@ -10,6 +10,8 @@ from pipeline.__main__ import main
 from pipeline.runs import plan as plan_module
 from pipeline.runs import plan_command
 from pipeline.runs.plan import Shape, plan, warnings
+from pipeline.strategies.class_cluster import ClassCluster
+from pipeline.strategies.distribution_aware import DistributionAware
 
 Capture = pytest.CaptureFixture[str]
 
@@ -70,6 +72,23 @@ def test_the_page(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         assert sign in out
     assert json.dumps(out).isascii()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "components"),
+    [("distribution_aware", DistributionAware().components), ("class_cluster", ClassCluster().components)],
+)
+def test_the_plan_has_the_components_of_the_strategy(
+    strategy: str, components: float, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_command, "measure_rates", lambda: plan_command.Rates(1e11, 3e10, 1e9, 5e8))
+    pages = []
+    for flags in ([], ["--components", f"{components:.0f}"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["plan", "--rows", "50000", "--workers", "12", "--strategy", strategy, *flags])
+        assert ended.value.code == 0
+        pages.append(capsys.readouterr().out)
+    assert pages[0] == pages[1]
 
 
 @pytest.mark.parametrize(
