@@ -29,7 +29,7 @@ from pipeline.core.npz import check_arrays, to_bytes
 from pipeline.core.sizes import bytes_in_words
 from pipeline.spark.jvm import jvm_of
 
-HEAP_COPIES = 3  # of a task's result in the driver's JVM, while it is passed on to Python
+HEAP_COPIES = 7  # of a task's result in the heap of a local Spark: 6.1 times its size did not suffice, 6.5 did
 
 
 def _components(value: Any) -> float:

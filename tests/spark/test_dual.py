@@ -34,7 +34,7 @@ def test_a_table_of_large_images_is_fitted_in_one_task(spark: SparkSession) -> N
 def test_components_that_fill_the_drivers_heap_are_refused(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark would shut down in the middle of the job, and not say why."""
+    """Spark would shut down in the middle of the job, or wait for ever, and not say why."""
     images = images_of(30, 3 * 70 * 70)
     rows = spark.sparkContext.parallelize([images])
     BlockPCA(components=4).fit_blocks(rows, 3 * 70 * 70, 30)
