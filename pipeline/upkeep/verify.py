@@ -44,7 +44,8 @@ def main(argv: Sequence[str]) -> None:
         files = len(shards.hashed_files())
         if damage:
             raise DataError(
-                f"{shards.uri}: {len(damage):,} of {files:,} files are damaged; repeat the job with --overwrite"
+                f"{shards.uri}: {len(damage):,} of {len(shards.paths()):,} files are damaged;"
+                " repeat the job with --overwrite"
             )
         if args.deep:
             print(f"{shards.uri}: intact, every byte of {files:,} files is as committed")

@@ -65,7 +65,7 @@ def test_verify_finds_damage_by_size_and_deeply_by_content(
     said = capsys.readouterr()
     if deep:
         assert str(victim) in said.out
-        assert "1 of 4 files are damaged; repeat the job with --overwrite" in said.err
+        assert "1 of 5 files are damaged; repeat the job with --overwrite" in said.err
     else:
         assert "every byte of 4 files is as committed" in said.out
 
