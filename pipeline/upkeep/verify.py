@@ -33,7 +33,9 @@ def main(argv: Sequence[str]) -> None:
     """Compare the files of a committed set with its manifest; exit code 3 if any are damaged."""
     flags = command_line.parser("python -m pipeline verify", main.__doc__, "")
     flags.add_argument("uri", metavar="URI", help="folder of a committed set, local, hdfs:// or s3://")
-    flags.add_argument("--deep", action="store_true", help="also read every file and compare its SHA-256")
+    flags.add_argument(
+        "--deep", action="store_true", help="also read every file: compare SHA-256, and check saved models"
+    )
 
     def run() -> int:
         args = command_line.parse(flags, argv)
