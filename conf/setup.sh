@@ -47,12 +47,27 @@ make_venv() {
     fi
 }
 
+# Sets uv: the program on PATH, or one that pip installs into .venv. It installs torch in a fraction of the time of pip.
+# It does not read pip's settings: where these name another index, uv stays empty, and pip installs.
+find_uv() {
+    uv=$(command -v uv) && return
+    uv=$venv/bin/uv
+    [ -x "$uv" ] && return
+    if "$venv/bin/python" -m pip config list | grep index >/dev/null || ! pip_install uv; then uv=''; fi
+}
+
+pip_install() {
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$root/conf/constraints.txt" "$@"
+}
+
+# A uv of the set-up's own that fails, for example for lack of a proxy's certificate, is followed by pip.
 install() {
-    if command -v uv >/dev/null; then
-        uv pip install --quiet --python "$venv/bin/python" --constraint "$root/conf/constraints.txt" "$@"
-    else
-        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$root/conf/constraints.txt" "$@"
+    if [ -n "$uv" ]; then
+        "$uv" pip install --quiet --python "$venv/bin/python" --constraint "$root/conf/constraints.txt" "$@" && return
+        [ "$uv" = "$venv/bin/uv" ] || return 1
+        say "uv failed: trying pip"
     fi
+    pip_install "$@"
 }
 
 # 17 for `openjdk version "17.0.15"`; 0 where this java does not run.
@@ -173,6 +188,7 @@ WARM
 }
 
 make_venv
+find_uv
 extras=$(IFS=,; echo "$*")
 say "installing the packages of pyproject.toml${extras:+ with $extras} into .venv${extras:+ (torch is some gigabytes the first time)}"
 install --editable "$root${extras:+[$extras]}"
