@@ -380,19 +380,34 @@ def execute(
         code = _fail(str(error), error.exit_code, debug)
     except KeyboardInterrupt:
         code = _fail(f"interrupted; {interrupted}", 1, debug)
-    except BrokenPipeError as error:
-        code = BROKEN_PIPE if _output_is_closed() else _fail(str(error), 1, debug)
-    except (OSError, MemoryError) as error:
-        code = _fail(str(error) or type(error).__name__, 1, debug)
     except Exception as error:
-        line, code = cause(error)
-        code = _fail(line, code, debug)
+        if isinstance(error, BrokenPipeError) and _output_is_closed():
+            code = BROKEN_PIPE
+        elif _follows_interrupt(error):
+            code = _fail(f"interrupted; {interrupted}", 1, debug)
+        elif isinstance(error, (OSError, MemoryError)):
+            code = _fail(str(error) or type(error).__name__, 1, debug)
+        else:
+            line, code = cause(error)
+            code = _fail(line, code, debug)
     sys.stdout.flush()
     sys.stderr.flush()
     # A thread of a native client that returns during Python's shutdown would abort the process.
     if retries.has_abandoned_threads():
         os._exit(code)
     sys.exit(code)
+
+
+def _follows_interrupt(error: BaseException) -> bool:
+    """Return whether a connection failed while the program cleaned up after Ctrl-C.
+
+    Spark's JVM gets the signal too, and may have ended before the last call to it."""
+    if not (isinstance(error, ConnectionError) or type(error).__module__.startswith("py4j.")):
+        return False
+    earlier = error.__context__
+    while earlier is not None and not isinstance(earlier, KeyboardInterrupt):
+        earlier = earlier.__context__
+    return earlier is not None
 
 
 def _output_is_closed() -> bool:

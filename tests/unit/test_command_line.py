@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from py4j.protocol import Py4JError
 
 from pipeline import __main__ as pipeline_commands
 from pipeline import entry
-from pipeline.core.command_line import CONF, Parser, as_typed, parser
+from pipeline.core.command_line import CONF, Parser, as_typed, execute, parser
 from pipeline.core.errors import UsageError
 from pipeline.runs.flags import shard_parser
 from tests.clusters import ROOT
@@ -109,3 +110,36 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ConnectionRefusedError(111, "Connection refused"), "error: interrupted; run it again\n"),
+        (Py4JError("o87 does not exist in the JVM"), "error: interrupted; run it again\n"),
+        (OSError(28, "No space left on device"), "error: [Errno 28] No space left on device\n"),
+    ],
+)
+def test_a_jvm_that_ended_first_at_ctrl_c_is_no_error(
+    error: Exception, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C ends Spark's JVM too, so that the clean-up may call one that is gone. Other errors of a clean-up are told."""
+
+    def main() -> int:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise error
+
+    with pytest.raises(SystemExit) as end:
+        execute(main, interrupted="run it again")
+    assert (end.value.code, capsys.readouterr().err) == (1, line)
+
+
+def test_a_lost_connection_without_ctrl_c_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> int:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    with pytest.raises(SystemExit) as end:
+        execute(main, interrupted="run it again")
+    assert (end.value.code, capsys.readouterr().err) == (1, "error: [Errno 111] Connection refused\n")
