@@ -1,7 +1,7 @@
 """Skewed shards beside those of Flower Datasets, in distribution: ``python -m tests.benchmarks.flower``.
 
 Its partitioners run in a process of the environment READERS, which has flwr-datasets. The exit code is 1 if a figure that
-should agree does not. tests/clusters/test_flower.py compares fewer seeds."""
+should agree does not."""
 
 from __future__ import annotations
 

@@ -7,20 +7,12 @@ plugin, because of its fixtures.
 from __future__ import annotations
 
 import hashlib
-import random
 import shlex
-import signal
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import psutil
 import pytest
 from pyspark.sql import SparkSession
 
@@ -32,7 +24,7 @@ from pipeline.runs.shard import shard
 from pipeline.runs.steps.run import ShardingResult
 from pipeline.spark.progress import PhaseLog
 from pipeline.strategies.distribution_aware import DistributionAware
-from tests.clusters import QUICK_START, ROOT, Hdfs, end_tree, spark_submit
+from tests.clusters import QUICK_START, ROOT, Hdfs
 from tests.clusters.settings import class_archive
 from tests.conftest import make_rows, write_binary
 
@@ -90,102 +82,12 @@ def strays(output: str) -> list[str]:
     return attempts + sorted(below - found.paths() - numbers - known)
 
 
-@contextmanager
-def submitted(*arguments: object, **submit: Any) -> Iterator[Future[Any]]:
-    """A distribution_aware job under way; whatever happens, it has ended afterwards."""
-    with ThreadPoolExecutor(1) as background:
-        job = background.submit(spark_submit, JOB, *arguments, **{"env": QUIET, **submit})
-        try:
-            yield job
-        except BaseException:
-            end_tree(drivers(arguments))
-            raise
-
-
-def drivers(arguments: tuple[object, ...]) -> list[psutil.Process]:
-    """The spark-submit that was given these arguments."""
-    last = list(map(str, arguments))
-    found = []
-    for child in psutil.Process().children():
-        with suppress(psutil.NoSuchProcess):  # it has ended
-            if child.cmdline()[-len(last) :] == last:
-                found.append(child)
-    return found
-
-
-def kill_driver(arguments: tuple[object, ...]) -> None:
-    """SIGKILL a spark-submit, JVM and Python alike, and leave it to its parent to notice."""
-    for driver in drivers(arguments):
-        with suppress(psutil.NoSuchProcess):  # it has ended
-            family = [driver, *driver.children(recursive=True)]
-            for process in family:
-                with suppress(psutil.NoSuchProcess):  # Python ends by itself once its JVM is gone
-                    process.kill()
-
-
-def wait_during(condition: Callable[[], T], job: Future[Any]) -> T:
-    """What is asked for as soon as it is true. Fails when the job ends before, which is then no moment in its middle."""
-    while not (found := condition()):
-        assert not job.done(), job.result().stdout[-3000:]
-        time.sleep(0.005)
-    return found
-
-
-def fitting(output: str) -> bool:
-    """Whether an attempt has begun, in which nothing is written yet."""
-    attempts = STORE.list(f"{output}/_attempts")
-    return any(entry.name == "beat" and entry.bytes for attempt in attempts for entry in STORE.list(attempt.path))
-
-
-def writing(output: str) -> list[str]:
-    """Shard files that tasks have begun to write."""
-    found = []
-    for attempt in STORE.list(f"{output}/_attempts"):
-        for task in STORE.list(attempt.path):
-            found += [file for file in STORE.walk(task.path) if file.endswith(".parquet")] if task.is_dir else []
-    return found
-
-
-def committing(output: str) -> bool:
-    """Whether files of a second version are being moved into place."""
-    return any("-v2-" in entry.name for entry in STORE.list(f"{output}/worker=000"))
-
-
-def assert_killed_drivers_leave_a_whole_set(
-    spark: SparkSession, origin: str, output: str, master: str, small_set: Source, large_set: Source
-) -> None:
-    """Kill a driver while it writes and one while it commits, over an older set; then rerun.
-
-    After each kill the old set or the new one is whole. After the rerun nothing else is left.
-    """
-    run_here(spark, small_set.folder, output, 2)
-    old = digests(output)
-    arguments = ("--input", origin, "--output", output, "--workers", 3, *LAYOUT, *FIT, "--no-report", "--overwrite")
-    delays = random.Random(origin)
-    moments: list[Callable[[str], object]] = [writing, committing]
-    for moment in moments:
-        with submitted(*arguments, master=master) as job:
-            wait_during(partial(moment, output), job)
-            time.sleep(delays.uniform(0, 0.02))
-            kill_driver(arguments)
-            assert job.result().returncode == -signal.SIGKILL
-        found = digests(output)
-        assert found == old or (moment is committing and found == large_set.digests)
-    again = run_here(spark, origin, output, 3, overwrite=True)
-    assert again.fresh == (found == old)
-    assert digests(output) == large_set.digests
-    assert strays(output) == []
-
-
 def source(spark: SparkSession, folder: Path, rows: int) -> Source:
     labels, images = make_rows(rows, seed=7, pixels=192)
     images[[17, 400, rows - 1]] = np.random.default_rng(7).integers(0, 2, (3, 192)) * 255
     write_binary(folder / "cifar", labels, images, files=3)
     outcome = run_here(spark, folder / "cifar", folder / "out", 3)
     return Source(folder / "cifar", outcome.shards.manifest.copies, digests(str(folder / "out")))
-
-
-# Sets to hold results against: a small one, and one whose writing takes a second or two
 
 
 @pytest.fixture(scope="session")
@@ -197,21 +99,8 @@ def small_set(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="session")
-def large_set(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Source:
-    """48,000 rows, which three workers receive in 8 chunks each: as many write tasks, 24 files."""
-    return source(spark, tmp_path_factory.mktemp("large"), rows=48_000)
-
-
-@pytest.fixture(scope="session")
 def small_input(hdfs: Hdfs, small_set: Source) -> str:
     """The small set on HDFS, put there through WebHDFS, with a file of held-out rows beside it."""
     hdfs.client().upload("/in/small", str(small_set.folder))
     hdfs.client().upload("/in/small-held-out.bin", str(small_set.folder / "data_batch_2.bin"))
     return f"{hdfs.uri}/in/small"
-
-
-@pytest.fixture(scope="session")
-def large_input(hdfs: Hdfs, large_set: Source) -> str:
-    """The large set on HDFS, put there through WebHDFS."""
-    hdfs.client().upload("/in/large", str(large_set.folder))
-    return f"{hdfs.uri}/in/large"

@@ -172,19 +172,11 @@ def installed(first: Installation, home: Path, root: str = "", **parameters: Any
 
 @dataclass(frozen=True)
 class Days:
-    """Monday, whose raw data come late, and a run without interval; then Monday again, whose report is missing."""
+    """Monday, whose raw data come late, and a run without interval."""
 
     airflow: Installation
-    manifest: tuple[bytes, int]
     monday: Run
     without: Run
-    again: Run
-
-
-def manifest_of(airflow: Installation) -> tuple[bytes, int]:
-    """Content and time of the manifest of Monday's shards."""
-    file = f"{airflow.place('shards', MONDAY)}/manifest.json"
-    return STORE.read(file), STORE.info(file).modified_ms
 
 
 @pytest.fixture(scope="module")
@@ -196,12 +188,8 @@ def days(first: Installation, hdfs: Hdfs, tmp_path_factory: pytest.TempPathFacto
         until(lambda: "Rescheduling task" in airflow.log, "the sensor waits", 120)
         put(f"{airflow.place('raw', MONDAY)}/_SUCCESS", b"")
         assert process.wait() == 0, airflow.log[-3000:]
-    found = manifest_of(airflow)
-    for name in ("report.html", "quality.json"):  # as a kill between commit and report leaves it
-        STORE.delete(f"{airflow.place('shards', MONDAY)}/{name}")
-    (again,) = airflow.run(MONDAY)
-    monday, without = airflow.runs()[:2]
-    return Days(airflow, found, monday, without, again)
+    monday, without = airflow.runs()
+    return Days(airflow, monday, without)
 
 
 def test_a_run_waits_shards_checks_trains_and_publishes_its_manifest(days: Days) -> None:
@@ -216,15 +204,6 @@ def test_a_run_waits_shards_checks_trains_and_publishes_its_manifest(days: Days)
     assert days.monday.assets == [(f"{shards}/manifest.json", about)]
     assert committed.manifest.interval == {"ds": MONDAY}
     assert STORE.exists(f"{days.airflow.place('run', MONDAY)}/model.safetensors")
-
-
-def test_a_rerun_keeps_set_and_run_and_makes_a_missing_report(days: Days) -> None:
-    assert manifest_of(days.airflow) == days.manifest
-    assert days.again.tasks == days.monday.tasks
-    said = days.airflow.log.rpartition(days.again.run_id)[0]
-    assert f"{days.airflow.place('shards', MONDAY)}: already committed" in said
-    assert "finished already" in said
-    assert STORE.exists(f"{days.airflow.place('shards', MONDAY)}/quality.json")
 
 
 def test_a_run_id_with_colons_is_one_like_any_other(days: Days) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hdfs_native import Client
 
 from pipeline.core.errors import JobError, UsageError
-from tests.clusters import ROOT, Hdfs, free_ports
+from tests.clusters import ROOT, free_ports
 from tests.clusters.artifacts import MINICLUSTER, fetch_jar, find_java, hadoop_classpath
 from tests.clusters.command import read_running
 from tests.clusters.environments import remove_predecessors
@@ -40,18 +40,6 @@ def test_test_processes_draw_ports_from_ranges_of_their_own(monkeypatch: pytest.
 
 
 # Nothing is left behind
-
-
-@pytest.mark.full
-def test_nothing_is_left_of_a_cluster_that_ended() -> None:
-    with Hdfs(datanodes=1) as cluster:
-        pids = cluster.pids()
-        assert len(pids) == 2
-        assert all(psutil.pid_exists(pid) for pid in pids)
-        assert not port_is_free(cluster.rpc_port)
-    assert not any(psutil.pid_exists(pid) for pid in pids)
-    assert not cluster.folder.exists()
-    assert port_is_free(cluster.rpc_port)
 
 
 @pytest.mark.full
@@ -168,16 +156,3 @@ def test_a_download_without_a_network_says_so_in_one_line(tmp_path: Path, monkey
         fetch_jar(*MINICLUSTER, "3.5.0", "56 MB", tmp_path / "jars")
     assert "\n" not in str(error.value)
     assert list((tmp_path / "jars").iterdir()) == []
-
-
-@pytest.mark.full
-def test_a_datanode_whose_port_was_taken_gets_another_one(tmp_path: Path) -> None:
-    """Between the choice of a port and its use somebody else may listen there."""
-    with socket.socket() as taken, Hdfs(tmp_path / "hdfs", datanodes=1) as cluster:
-        cluster.stop()
-        ports = cluster._datanode_ports[0]
-        taken.bind(("127.0.0.1", ports[0]))
-        taken.listen()
-        cluster.start()
-        assert cluster.live_datanodes() == 1
-        assert cluster._datanode_ports[0] != ports

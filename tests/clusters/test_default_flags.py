@@ -19,7 +19,6 @@ from tests.clusters.users_jobs import (
     users_only,
 )
 from tests.support.commands import JOBS, in_demo
-from trainer.exchange import EXCHANGES
 
 
 def test_default_flags_on_standalone(standalone: Standalone, hdfs: Hdfs) -> None:
@@ -41,9 +40,6 @@ def test_default_flags_on_standalone(standalone: Standalone, hdfs: Hdfs) -> None
 @pytest.mark.full
 @pytest.mark.timeout(900)  # the environment may have to be made, and clusters start
 def test_default_flags_in_the_demo_environment(standalone: Standalone, s3: S3, tmp_path: Path) -> None:
-    """Train by parameter-server, the default, and by an exchange of every client: those of one client connect alike.
-
-    One epoch is too few for the rule of strategy-switch to decide; tests/training/test_train_stages.py has more."""
-    exchanges = {exchange.client: name for name, exchange in EXCHANGES.items()}
-    target = Target(f"{s3.uri}/demo-standalone", in_demo(standalone.master_url), tuple(exchanges.values()))
+    """Train by parameter-server, the default, and by all-reduce. YARN has matcha, and Ray an exchange of every client."""
+    target = Target(f"{s3.uri}/demo-standalone", in_demo(standalone.master_url), ("all-reduce",))
     assert_jobs_work(target, tmp_path)

@@ -36,13 +36,6 @@ def test_a_cluster_and_its_hdfs_have_no_failed_check(standalone: Standalone, hdf
     assert not STORE.exists(f"{hdfs.uri}/doctor"), "a trace of it is left"
 
 
-def test_an_output_that_hdfs_refuses_is_a_failed_check(standalone: Standalone, hdfs: Hdfs) -> None:
-    result = doctor(standalone, "--output", f"{hdfs.uri}/closed/o", HADOOP_USER_NAME="alice")
-    assert result.code == 1, result.out + result.err
-    (line,) = [line for line in result.out.splitlines() if line.startswith("FAILED")]
-    assert f"--output {hdfs.uri}/closed/o may not be written: {DENIED}" in line
-
-
 def test_no_room_for_executors_is_a_failed_check(standalone: Standalone) -> None:
     """The command waits no longer than it was told, and ends."""
     conf = "--conf spark.executor.memory=60g pyspark-shell"

@@ -110,12 +110,6 @@ def test_blocks_are_encrypted_on_their_way(secured: SecuredCluster, by_keytab: s
     assert not any(MAGIC in stream or b"num_workers" in stream for stream in streams)
 
 
-def test_a_ticket_suffices_to_train_without_spark(secured: SecuredCluster, by_keytab: str) -> None:
-    output = f"{secured.hdfs.uri}/ticket/run"
-    done = secured.command("trainer", "--shards", by_keytab, "--output", output, *TRAIN, cache=secured.kdc.kinit())
-    assert done.returncode == 0, done.stderr
-
-
 def test_a_ticket_suffices_over_webhdfs_and_its_blocks_can_be_read(secured: SecuredCluster, by_keytab: str) -> None:
     """WebHDFS is not encrypted without HTTPS: the recorder sees the magic number of Parquet files.
 

@@ -12,33 +12,24 @@ from pathlib import Path
 
 import psutil
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hdfs.util import HdfsError
 from hdfs_native import Client, WriteOptions
 from pyspark.sql import SparkSession
-from sklearn.metrics import adjusted_rand_score
 
 from pipeline.core.errors import DataError
 from pipeline.core.storage.retries import with_retries
 from pipeline.core.storage.store import Store
 from pipeline.input.files import input_files
-from pipeline.input.read_options import ReadOptions
-from pipeline.runs.request import Request
-from pipeline.runs.shard import shard
-from pipeline.spark.progress import PhaseLog
-from pipeline.strategies.distribution_aware import DistributionAware
 from tests.clusters import Hdfs
 from tests.clusters.cluster_runs import (
     FIT,
     LAYOUT,
     QUIET,
-    SHAPE,
     STORE,
     Source,
     run_here,
-    whole,
 )
 from tests.support.application import run_application
 from tests.support.trainer_runs import until
@@ -242,23 +233,6 @@ def test_shards_read_through_webhdfs_are_the_rows_of_the_input(
     raw = b"".join(path.read_bytes() for path in sorted(small_set.folder.iterdir()))
     expected = [raw[at : at + RECORD_BYTES] for at in range(0, len(raw), RECORD_BYTES)]
     assert [bytes([label]) + image for _, (label, image) in sorted(records.items())] == expected
-
-
-def test_spark_ml_shards_from_and_to_hdfs(hdfs: Hdfs, small_input: str, small_set: Source, spark: SparkSession) -> None:
-    """Neighbourhoods on HDFS are those of local files; every row is there once, and the manifest names the engine."""
-    found = []
-    for root, source in ((f"{hdfs.uri}/engines", small_input), (str(small_set.folder.parent), small_set.folder)):
-        output = f"{root}/engine"
-        strategy = DistributionAware(clusters=10, components=0.8, whiten=False, n_init=2, engine="spark-ml")
-        request = Request(str(source), output, 3, read_options=ReadOptions("cifar10-binary", SHAPE))
-        shard(spark.sparkContext, request, strategy, PhaseLog(quiet=True))
-        shards = whole(output)
-        assert shards.manifest.params["engine"] == "spark-ml"
-        tables = [pq.read_table(pa.BufferReader(STORE.read(f"{output}/{file.path}"))) for file in shards.files()]
-        rows = pa.concat_tables(tables).filter(pc.field("copy") == 0).sort_by("id")
-        assert rows.column("id").to_pylist() == list(range(2000))
-        found.append(rows.column("neighbourhood").to_pylist())
-    assert adjusted_rand_score(*found) > 0.999
 
 
 def test_what_hdfs_refuses_is_one_line_and_leaves_nothing_behind(

@@ -1,4 +1,4 @@
-"""The pipeline on a standalone cluster and a real HDFS, with executors, DataNodes and drivers killed under it."""
+"""The pipeline and training on a standalone cluster and a real HDFS."""
 
 from __future__ import annotations
 
@@ -17,24 +17,17 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.core.shardset.manifest import read_committed
-from tests.clusters import ROOT, S3, Hdfs, Standalone, end_tree, spark_submit
+from tests.clusters import ROOT, Hdfs, Standalone, end_tree, spark_submit
 from tests.clusters.cluster_runs import (
     FIT,
-    JOB,
     LAYOUT,
     QUIET,
     STORE,
     Source,
-    assert_killed_drivers_leave_a_whole_set,
     digests,
-    fitting,
     run_here,
     strays,
-    submitted,
-    wait_during,
     whole,
-    writing,
 )
 from tests.clusters.cluster_training import (
     HOSTS,
@@ -48,15 +41,9 @@ from tests.clusters.cluster_training import (
 )
 from tests.clusters.submit import run_without_submit, start_submit
 from tests.support.application import run_application
-from tests.support.places import put
 from tests.support.trainer_runs import until
-from trainer.data.loading import load_worker
-from trainer.data.opening import open_shards
 
 pytestmark = pytest.mark.full
-
-# How long a task, and the driver, waits for a DataNode that died under its write.
-STALL = {"SHARDING_STALL_S": "8"}
 
 
 def test_a_job_without_room_on_the_cluster_says_so(standalone: Standalone, small_set: Source, tmp_path: Path) -> None:
@@ -146,56 +133,6 @@ def test_files_of_tasks_on_hdfs_belong_to_the_submitting_user(
     assert {client.status(path.removeprefix(hdfs.uri))["owner"] for path in files} == {"alice"}
 
 
-def test_nodes_killed_while_shards_are_written_change_nothing(
-    standalone: Standalone, hdfs: Hdfs, large_input: str, large_set: Source
-) -> None:
-    """An executor dies, and a DataNode under the writers of the other one."""
-    output = f"{hdfs.uri}/killed/nodes"
-    arguments = ("--input", large_input, "--output", output, "--workers", 3, *LAYOUT, *FIT, "--no-report")
-    try:
-        conf = {f"spark.executorEnv.{name}": value for name, value in STALL.items()}
-        with submitted(*arguments, master=standalone.master_url, conf=conf, env={**QUIET, **STALL}) as job:
-            executors = wait_during(lambda: standalone.executors() if fitting(output) else [], job)
-            wait_during(lambda: writing(output), job)
-            hdfs.kill_datanode(1)
-            end_tree(executors[:1])
-            assert read_committed(STORE, output) is None
-            assert len(writing(output)) < len(large_set.digests)
-            done = job.result()
-    finally:
-        hdfs.restart_datanode(1)
-        hdfs.wait_live(3)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Lost executor" in done.stdout + done.stderr
-    assert digests(output) == large_set.digests
-    assert strays(output) == []
-
-
-def test_drivers_killed_on_the_cluster_leave_a_whole_set(
-    standalone: Standalone, hdfs: Hdfs, large_input: str, large_set: Source, small_set: Source, spark: SparkSession
-) -> None:
-    output = f"{hdfs.uri}/killed/driver"
-    assert_killed_drivers_leave_a_whole_set(spark, large_input, output, standalone.master_url, small_set, large_set)
-
-
-def test_executors_without_keys_of_their_own_shard_on_s3(standalone: Standalone, s3: S3, small_set: Source) -> None:
-    """The driver's variables travel with the tasks."""
-    source, output = f"{s3.uri}/standalone/in", f"{s3.uri}/standalone/out"
-    for path in small_set.folder.iterdir():
-        put(f"{source}/{path.name}", path.read_bytes())
-    arguments = (JOB, "--input", source, "--output", output, "--workers", 3, *LAYOUT, *FIT)
-    done = spark_submit(*arguments, master=standalone.master_url, env=QUIET)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert digests(output) == small_set.digests
-    assert strays(output) == []
-    assert STORE.exists(f"{output}/report.html")
-    everything = b"".join(STORE.read(path) for path in STORE.walk(output) if not path.endswith(".parquet"))
-    secret = s3.settings["AWS_SECRET_ACCESS_KEY"]
-    assert secret not in done.stdout + done.stderr + everything.decode(errors="replace")
-    shards = open_shards(output)
-    assert sum(len(load_worker(shards, worker).labels) for worker in range(3)) == 2000 + small_set.copies
-
-
 @pytest.fixture(scope="module")
 def task(spark: SparkSession, hdfs: Hdfs, tmp_path_factory: pytest.TempPathFactory) -> Task:
     return make_task(spark, hdfs, tmp_path_factory.mktemp("training"), "training", 1200)
@@ -267,9 +204,6 @@ def test_a_cluster_without_room_for_the_hosts_is_told_of(
 ) -> None:
     output = f"{hdfs.uri}/training/none"
     where: dict[str, Any] = {"master": standalone.master_url, "env": {}}
-    with job(task, output, tmp_path / "few", conf={"spark.cores.max": "1"}, **where) as run:
-        assert run.wait() == 2
-    assert "error: --hosts 2: spark.cores.max has room for 1" in run.said()
     with job(task, output, tmp_path / "none", "--hosts", 3, conf={}, **where) as run:
         until(lambda: re.search(r"[0-2] of 3 hosts have started after 10 s", run.said()), "the missing host is told of")
         run.process.terminate()
@@ -279,18 +213,12 @@ def test_a_cluster_without_room_for_the_hosts_is_told_of(
 
 
 def test_training_needs_no_spark_submit(standalone: Standalone, hdfs: Hdfs, task: Task) -> None:
-    """Train 40 passes, which have their bits, and one more with four workers, which has every row once as well."""
     output = f"{hdfs.uri}/training/alone"
     flags = ("--shards", task.shards, "--output", output, *task.flags, "--launcher", "spark", "--hosts", 2)
     done = run_without_submit("trainer", *flags, master=standalone.master_url)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert re.search(rf"application app-\S+ on {standalone.master_url}", done.stderr), done.stderr[-3000:]
     np.testing.assert_array_equal(vector(output), task.vector)
-    longer = ("--steps", 1245, "--resume", "--workers", 4)
-    done = run_without_submit("trainer", *flags, *longer, master=standalone.master_url)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    result = json.loads(STORE.read(f"{output}/result.json"))
-    assert (result["num_workers"], result["passes"]["whole"], result["passes"]["true"]) == (4, 41, 41)
     until(lambda: not training_processes(standalone), "every process ends")
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pyspark.sql import SparkSession
 
 from tests.clusters import ROOT, Hdfs, Yarn, spark_submit
 from tests.clusters.cluster_runs import (
@@ -24,7 +23,6 @@ from tests.clusters.cluster_runs import (
 from tests.clusters.cluster_training import hosts_in, job, make_task, training_processes, vector
 from tests.clusters.users_jobs import Target, assert_jobs_work
 from tests.support.commands import in_demo
-from tests.support.stream_runs import assert_streams_alike
 from tests.support.trainer_runs import until
 
 pytestmark = pytest.mark.full
@@ -63,31 +61,18 @@ def test_default_flags_on_yarn_in_the_demo_environment(yarn: Yarn, hdfs: Hdfs, t
     assert_jobs_work(Target(f"{hdfs.uri}/demo-yarn", submit, ("matcha",), slow_start=True), tmp_path)
 
 
-def test_a_stream_on_yarn_gives_the_bits_of_two_local_cores(
-    yarn: Yarn, hdfs: Hdfs, small_set: Source, spark: SparkSession
-) -> None:
-    env = {"HADOOP_CONF_DIR": str(yarn.conf_dir)}
-    assert_streams_alike(spark, small_set.folder, f"{hdfs.uri}/yarn/stream", env, master="yarn")
-
-
-def test_training_on_yarn_survives_a_killed_executor_and_application(
+def test_training_on_yarn_in_cluster_mode_has_the_bits_of_one_host(
     yarn: Yarn, hdfs: Hdfs, spark: Any, tmp_path: Path
 ) -> None:
+    """Kill an executor: its host is replaced, as on a standalone cluster."""
     task = make_task(spark, hdfs, tmp_path / "made", "yarn-training", 900)
     output = f"{hdfs.uri}/yarn-training/run"
     where: dict[str, Any] = {"master": "yarn", "conf": {}, "env": {"HADOOP_CONF_DIR": str(yarn.conf_dir)}}
-    with job(task, output, tmp_path / "first", **where) as run:
-        run.wait_for_checkpoint()
-        assert training_processes(yarn)
-        yarn.kill_executor()
-        until(
-            lambda: hosts_in(run.said(), "was lost, and is started again on"), "another executor takes its place", 120
-        )
-        yarn.kill_application()
-        assert run.wait() == 1
-    assert len([line for line in run.said().splitlines() if line.startswith("error: ")]) == 1, run.said()
-    until(lambda: not training_processes(yarn), "every process ends", 60)
     where |= {"deploy_mode": "cluster", "py_files": packed(tmp_path / "packages.zip")}
-    with job(task, output, tmp_path / "second", "--resume", **where) as run:
+    with job(task, output, tmp_path / "log", **where) as run:
+        run.wait_for_checkpoint()
+        yarn.kill_executor()
         assert run.wait() == 0, run.said() + yarn.container_logs()
     np.testing.assert_array_equal(vector(output), task.vector)
+    assert hosts_in(yarn.container_logs(), "was lost, and is started again on")
+    until(lambda: not training_processes(yarn), "every process ends", 60)

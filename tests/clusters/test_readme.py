@@ -174,10 +174,12 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_commands_of_a_readme_run_as_they_stand(file: str, checkout: Path, request: pytest.FixtureRequest) -> None:
     """The files that they write contain nothing that pipeline/FILES.md and trainer/FILES.md do not describe.
 
-    The commands of the front page are programs of their own. Those of other documents run in this process."""
+    The commands of the front page are programs of their own. Those of other documents run in this process, where reports
+    have empty images."""
     here = file != RUN[0]
     if here:
         request.getfixturevalue("spark")
+        request.getfixturevalue("undrawn")
     run_blocks(blocks_of(file), checkout, here=here)
     for path in WRITTEN[file]:
         assert (checkout / path).is_file(), path

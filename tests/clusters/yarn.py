@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from tests.clusters.settings import YARN_ADDRESSES, write_conf, yarn_settings
 
 RESOURCEMANAGER = "org.apache.hadoop.yarn.server.resourcemanager.ResourceManager"
 NODEMANAGER = "org.apache.hadoop.yarn.server.nodemanager.NodeManager"
-CLIENT = "org.apache.hadoop.yarn.client.cli.ApplicationCLI"
 
 
 class Yarn(SparkCluster):
@@ -67,14 +65,6 @@ class Yarn(SparkCluster):
         port = self._ports[YARN_ADDRESSES.index("resourcemanager.webapp.address")]
         metrics = jmx_bean(port, "service=ResourceManager,name=ClusterMetrics")
         return int(metrics.get("NumActiveNMs", -1))
-
-    def kill_application(self) -> None:
-        """``yarn application -kill`` of the latest one."""
-        found = max((self.folder / "containers").glob("application_*"), key=lambda path: path.stat().st_mtime)
-        base = hadoop_command(find_java(), self.folder, yarn_classpath(), CLIENT)
-        command = [*base, "application", "-kill", found.name]
-        env = {**server_environment(find_java()), "HADOOP_CONF_DIR": str(self.conf_dir)}
-        subprocess.run(list(map(str, command)), env=env, check=True, capture_output=True)
 
     def container_logs(self) -> str:
         """The output of the latest application's containers. In cluster mode the driver's own output is among it."""

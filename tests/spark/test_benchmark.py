@@ -127,15 +127,25 @@ def assert_measured(output: Path) -> None:
     assert (output / "report.html").read_text().rstrip().endswith("</html>")
 
 
-# The defaults with one of two mini-batches, and what they leave out, but for the logistic regression: it is trained apart,
-# in the systems that have the same results. A run with mini-batches takes MLlib longest, then the perceptron does.
+# The defaults with one of two mini-batches, and what they leave out, but for the logistic regression, which all systems
+# compute as they do the linear one.
 SIZE = 5000
-EXTENT = ["--quick", "--higgs-rows", "4096"]
-QUICK_FLAGS = [*EXTENT, "--models", "linear,perceptron", "--batches", "2000", "--sizes", f"{SIZE}", "--tasks", "3"]
-LOGISTIC_FLAGS = [*EXTENT, "--models", "logistic", "--batches", "9000"]
+QUICK_FLAGS = [
+    "--quick",
+    "--higgs-rows",
+    "4096",
+    "--models",
+    "linear,perceptron",
+    "--batches",
+    "2000",
+    "--sizes",
+    f"{SIZE}",
+    "--tasks",
+    "3",
+]
 SYNCHRONOUS: tuple[System, ...] = ("mllib", "ps-sync", "all-reduce")
 CONFIGURATIONS = 6  # without those of --tasks
-ROWS = {"logistic": 4_096, "linear": 8_000, "perceptron": 4_096}
+ROWS = {"linear": 8_000, "perceptron": 4_096}
 WORKERS = 2  # of the tests' Spark session, local[2]
 
 
@@ -164,14 +174,6 @@ def run_benchmark(output: Path, flags: list[str]) -> None:
         done = run_job("benchmark.py", "--output", output, *flags)
     assert done.code == 0, done.err
     assert f"report: {output}/report.html" in done.out
-
-
-@pytest.fixture(scope="module")
-def logistic(tmp_path_factory: pytest.TempPathFactory) -> list[SystemSummary]:
-    """Measure the logistic regression as the job does, but without mini-batch descent until it converges."""
-    output = tmp_path_factory.mktemp("logistic") / "out"
-    run_benchmark(output, [*LOGISTIC_FLAGS, "--systems", ",".join(SYNCHRONOUS)])
-    return summarise(read_results(output)["records"])
 
 
 def read_results(output: Path) -> dict[str, Any]:
@@ -256,12 +258,10 @@ def test_every_system_ends_near_the_optimum(summaries: list[SystemSummary], syst
 
 @pytest.mark.full
 @pytest.mark.parametrize("model", list(ROWS))
-def test_gradient_descent_is_the_same_in_every_synchronous_system(request: pytest.FixtureRequest, model: Model) -> None:
-    measured: list[SystemSummary] = request.getfixturevalue("logistic" if model == "logistic" else "summaries")
-    assert not [each.errors for each in measured if each.errors]
+def test_gradient_descent_is_the_same_in_every_synchronous_system(summaries: list[SystemSummary], model: Model) -> None:
     same = [
         each
-        for each in measured
+        for each in summaries
         if (each.model, each.size, each.length) == (model, "all", None) and each.system in SYNCHRONOUS
     ]
     assert len(same) == 3

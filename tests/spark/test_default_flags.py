@@ -29,6 +29,8 @@ from tests.unit.test_fetch import FILES, Mirror, archive_of, mirror
 from tests.unit.test_jobs import STACK_TRACE
 
 __all__ = ["mirror"]  # a fixture
+# Figures are drawn by the commands of the front page, and by every job in tests/clusters/test_environments.py.
+pytestmark = pytest.mark.usefixtures("undrawn")
 ROWS = 800
 # More than half the pixels of an image: the PCA adds up a matrix over tasks, as it does for large sets.
 MANY_ROWS = 1600
@@ -221,7 +223,6 @@ def test_importance(sample: Path, shards: Path, tmp_path: Path, last_line_of: Ch
     assert_set(output, "importance")
 
 
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", only(["reshard.py"], ["reshard.py", "reshard"]))
 def test_reshard(name: str, shards: Path, tmp_path: Path, last_line_of: Check) -> None:
     output = tmp_path / "o"
@@ -373,7 +374,6 @@ def test_train(shards: Path, tmp_path: Path) -> None:
     assert_run(output)
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_train_without_evaluation_rows(sets: Sets, tmp_path: Path) -> None:
     """The shards are named one by one, so they have no manifest."""
     shards, sharding = sets.make("baseline.py", evaluation=False)
@@ -390,7 +390,6 @@ def test_train_without_evaluation_rows(sets: Sets, tmp_path: Path) -> None:
     assert_run(output, evaluation=False)
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_simulate(shards: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
     result = run_command("simulate", "--shards", shards, "--output", output, "--model", "cnn", "--steps", 3)

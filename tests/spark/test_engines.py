@@ -150,10 +150,7 @@ def test_scikit_learn_fits_to_a_sample_and_assigns_every_row(
 
 DEFINITIONS = [
     ("class_cluster", "scikit-learn", "dbscan"),
-    ("distribution_aware", "scikit-learn", "dbscan"),
-    ("class_cluster", "scikit-learn", "gaussian-mixture"),
     ("distribution_aware", "scikit-learn", "gaussian-mixture"),
-    ("distribution_aware", "spark-ml", "gaussian-mixture"),
 ]
 
 

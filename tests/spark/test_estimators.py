@@ -30,7 +30,6 @@ from pipeline.clustering.pca import BlockPCA, BlockPCAModel
 from pipeline.clustering.points import Points
 from pipeline.core.errors import DataError, UsageError
 from pipeline.spark.images import Images
-from tests.clusters import Hdfs
 from tests.conftest import make_rows, write_binary
 from tests.support.sharding_runs import make, read, run
 from tests.support.tiers import only
@@ -157,33 +156,6 @@ def test_models_and_pipelines_survive_saving_and_loading(table: DataFrame, tmp_p
     estimator = BlockKMeans(k=9, tol=0.5)
     estimator.save(f"file://{tmp_path}/estimator")
     assert BlockKMeans.load(f"file://{tmp_path}/estimator").getOrDefault("k") == 9
-
-
-@pytest.mark.full
-def test_estimators_and_models_are_saved_and_loaded_on_hdfs(table: DataFrame, hdfs: Hdfs) -> None:
-    """Alone and in pipelines, whose own metadata stock spark.ml writes beside them; over an older one only if told so."""
-    stages = [BlockPCA(components=6, whiten=True), BlockKMeans(k=5)]
-    estimator, model = Pipeline(stages=stages), Pipeline(stages=stages).fit(table)
-    place = f"{hdfs.uri}/models"
-    for turn in range(2):
-        for what, name in (
-            (estimator, "estimator"),
-            (model, "model"),
-            (stages[1], "k-means"),
-            (model.stages[0], "pca"),
-        ):
-            (what.write().overwrite() if turn else what.write()).save(f"{place}/{name}")
-    expected = model.transform(table).orderBy("id").toPandas()
-    loaded = PipelineModel.load(f"{place}/model")
-    found = loaded.transform(table).orderBy("id").toPandas()
-    assert found.neighbourhood.tolist() == expected.neighbourhood.tolist()
-    assert np.array_equal(BlockPCAModel.load(f"{place}/pca").spectrum.components, model.stages[0].spectrum.components)
-    assert BlockKMeans.load(f"{place}/k-means").getOrDefault("k") == 5
-    assert Pipeline.load(f"{place}/estimator").getStages()[0].getOrDefault("whiten") is True
-    again = Pipeline.load(f"{place}/estimator").fit(table).transform(table).orderBy("id").toPandas()
-    assert again.neighbourhood.tolist() == expected.neighbourhood.tolist()
-    with pytest.raises((FileExistsError, PySparkException), match=r"exists|already"):
-        model.stages[0].save(f"{place}/pca")
 
 
 def test_saving_and_loading_take_a_plain_path_as_local(spark: SparkSession, table: DataFrame, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def lines_of(shards: Any) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-@pytest.mark.parametrize("name", only(["stratified", "submodular"], STRATEGIES))
+@pytest.mark.parametrize("name", only(["stratified", "submodular"], ["stratified", "submodular", "dirichlet"]))
 def test_an_assignment_materializes_to_the_set_of_its_job(
     spark: SparkSession, source: Path, tmp_path: Path, name: str
 ) -> None:

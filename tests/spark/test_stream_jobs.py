@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from pipeline.core.shardset.generations import generations
 from pipeline.core.shardset.manifest import open_committed, read_committed
-from tests.campaigns.stream import Arriving, campaign, job_campaign, start_stream
+from tests.campaigns.stream import Arriving, campaign, start_stream
 from tests.clusters import ROOT, Kafka, end_tree, spark_submit
 from tests.clusters.artifacts import kafka_connector
 from tests.clusters.cluster_runs import QUIET
@@ -99,10 +99,6 @@ def test_killed_committing_processes_lose_and_double_nothing(tmp_path: Path) -> 
     assert tally["kills"] == 12
     assert tally["generations"] > 0
     assert tally["reads"] > 0
-
-
-def test_applications_that_are_killed_lose_and_double_nothing(tmp_path: Path) -> None:
-    job_campaign(str(tmp_path), kills=2, seed=5)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A folder on every kind of store for tests that must hold on all of them, and what such tests share: a pytest plugin.
 
-A test with the fixture ``place`` runs on a local disk, on HDFS, through WebHDFS and on S3. All but the first are slow."""
+A test with the fixture ``place`` runs on a local disk, on HDFS and on S3. All but the first are slow. WebHDFS serves the
+files of HDFS: the tests of its client are in tests/unit/test_storage.py."""
 
 from __future__ import annotations
 
@@ -21,15 +22,24 @@ from trainer.home.place import StorePlace
 STORE = Store()
 
 
-@pytest.fixture(params=["file", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("hdfs", "webhdfs", "s3"))])
-def place(request: pytest.FixtureRequest) -> str:
-    """A folder on each kind of store, which is not there yet. A test may name some (``indirect``)."""
-    kind = request.param
+def on_each(*kinds: str) -> list[Any]:
+    """Return the kinds of stores as a fixture's parameters. All but the first are for the full tier."""
+    return [kinds[0], *(pytest.param(kind, marks=pytest.mark.full) for kind in kinds[1:])]
+
+
+def folder_on(kind: str, request: pytest.FixtureRequest) -> str:
+    """Return a folder, which is not there yet, on a kind of store: file, hdfs, webhdfs or s3."""
     if kind == "webhdfs":
         root = request.getfixturevalue("hdfs").web_uri
     else:
         root = request.getfixturevalue("tmp_path") if kind == "file" else request.getfixturevalue(kind).uri
     return f"{root}/set-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture(params=on_each("file", "hdfs", "s3"))
+def place(request: pytest.FixtureRequest) -> str:
+    """A folder on each kind of store, which is not there yet. A test may name some (``indirect``)."""
+    return folder_on(request.param, request)
 
 
 def put(path: str, data: bytes) -> None:

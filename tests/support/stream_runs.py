@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import SparkContext
-from pyspark.sql import SparkSession
 
 from pipeline.core.shardset.manifest import ShardSet, open_committed
 from pipeline.input.arrivals import digest
@@ -19,9 +18,7 @@ from pipeline.input.read_options import ReadOptions
 from pipeline.strategies.hash import Hash
 from pipeline.stream.generation import GenerationRun, IncomingBatch, Outcome
 from pipeline.stream.request import StreamRequest
-from tests.clusters import ROOT, spark_submit
-from tests.clusters.cluster_runs import LAYOUT, QUIET
-from tests.support.places import STORE, put_after
+from tests.support.places import STORE
 
 SHAPE = (3, 8, 8)
 RAW = ReadOptions("cifar10-binary", SHAPE)
@@ -85,31 +82,3 @@ def check_set(output: Path | str, images: np.ndarray, labels: np.ndarray) -> Sha
     ]
     assert shards.manifest.copies == len(rows) - len(owners)
     return shards
-
-
-def assert_streams_alike(spark: SparkSession, folder: Path, root: str, env: dict[str, str], **submit: Any) -> None:
-    """jobs/hash_stream.py on a cluster, batches of two files that arrive under ``root``, against this process's two cores:
-    the same sha256, file for file. folder: of the files."""
-    files, newest_ms = sorted(folder.iterdir()), 0
-    for file in files:
-        newest_ms = put_after(f"{root}/in/{file.name}", file.read_bytes(), newest_ms)
-    flags = (
-        "--source",
-        f"{root}/in",
-        "--output",
-        f"{root}/set",
-        "--workers",
-        3,
-        "--trigger",
-        "once",
-        "--batch-limit",
-        2,
-    )
-    more = ("--family", "sign", "--functions", 6, "--window-rows", 1500, "--no-report")
-    done = spark_submit(ROOT / "jobs" / "hash_stream.py", *flags, *LAYOUT, *more, env={**QUIET, **env}, **submit)
-    assert done.returncode == 0, done.stdout + done.stderr
-    for batch, some in enumerate((files[:2], files[2:])):
-        take(spark.sparkContext, f"{root}/here", batch, some, window_rows=1500)
-    made, here = (open_committed(STORE, f"{root}/{name}") for name in ("set", "here"))
-    assert made.manifest.copies > 0
-    assert [file.sha256 for file in made.files()] == [file.sha256 for file in here.files()]

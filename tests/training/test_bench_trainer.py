@@ -90,15 +90,6 @@ def test_images_per_second_omit_the_start_and_rejected_gradients() -> None:
     assert bench_throughput.images_per_s(pd.concat([frame, rejected])) == pytest.approx(32.0)
 
 
-@pytest.mark.full
-def test_a_run_and_plain_loops_are_timed_on_the_same_shards(shards: Path) -> None:
-    training = bench_throughput.Training("logistic", STEPS)
-    rate, numbers = bench_throughput.ours(shards, training, workers=3)
-    assert rate > 0
-    assert numbers == 3 * 8 * 8 * 4 + 4
-    assert bench_throughput.alone(shards, training, processes=1, threads=1) > 0
-
-
 def test_a_process_slowed_by_its_own_threads_is_no_measure() -> None:
     assert "mean nothing" in bench_throughput.on_one_thread([60.0, 70.0, 400.0], [300.0, 310.0, 320.0])
     assert "mean nothing" not in bench_throughput.on_one_thread([500.0, 510.0], [300.0, 310.0])

@@ -75,16 +75,12 @@ def test_validation_losses_are_those_of_virtual_time(shards: Path, tmp_path: Pat
     np.testing.assert_array_equal(real.vector(), final(simulate(config, SimulationSettings(), QUIET)))
 
 
-@pytest.mark.parametrize("exchange", ["parameter-server", "all-reduce"])
-def test_a_killed_repartitioned_run_has_its_bits(
-    exchange: str, shards: Path, tmp_path: Path, runs: list[Training]
-) -> None:
+def test_a_killed_repartitioned_run_has_its_bits(shards: Path, tmp_path: Path, runs: list[Training]) -> None:
     """Kill a worker in an interval: the other phases follow from the losses that the checkpoint has."""
     settings: dict[str, Any] = {"repartition": "importance", "warmup_epochs": 2, "ignore_epochs": 0, "interval": 1}
-    settings |= {"exchange": exchange, "steps": 600, "importance": "variance", "heuristic": "blocks"}
+    settings |= {"exchange": "all-reduce", "steps": 600, "importance": "variance", "heuristic": "blocks"}
     words = [word for key, value in settings.items() for word in (f"--{key.replace('_', '-')}", value)]
-    own = [*words, "--protocol", "bsp"] if exchange == "parameter-server" else words
-    run = Training(shards, tmp_path / "run", *COMMON, *own, "--checkpoint-every-s", 0.5)
+    run = Training(shards, tmp_path / "run", *COMMON, *words, "--checkpoint-every-s", 0.5)
     runs.append(run)
     run.wait_for_updates(100)
     run.send("worker-1")
@@ -155,7 +151,7 @@ def test_a_killed_run_with_mapped_rows_has_its_bits(shards: Path, tmp_path: Path
     np.testing.assert_array_equal(RunFolder(tmp_path / "run").vector(), virtual)
 
 
-@pytest.mark.parametrize("place", ["file", "hdfs", "s3"], indirect=True)
+@pytest.mark.parametrize("place", ["hdfs"], indirect=True)
 def test_a_ledger_is_on_every_store(place: str, shards: Path, runs: list[Training]) -> None:
     run = Training(shards, place, *COMMON, "--protocol", "bsp", "--epochs", 2, "--example-ledger")  # type: ignore[arg-type]
     runs.append(run)

@@ -16,14 +16,10 @@ from pyspark.sql import SparkSession
 from pipeline.core.errors import UsageError
 from pipeline.core.shardset.generations import as_of, generations
 from pipeline.core.storage.store import Store
-from tests.clusters import free_ports
 from tests.conftest import make_rows, write_binary
 from tests.support.configs import change, make_config
-from tests.support.places import STORE, files_below, put
 from tests.support.stream_runs import take
 from tests.support.trainer_runs import Training, train_here
-from tests.training.test_trainer_homes import Far
-from trainer.checkpoints.read import newest
 from trainer.config import Data
 from trainer.context import RunContext
 from trainer.data.follow import Following, Stretch
@@ -33,8 +29,8 @@ from trainer.data.pinned import open_pinned
 from trainer.data.rows import Rows
 from trainer.data.sampling import FollowSampler, RowSampler
 from trainer.data.shards import Shards
-from trainer.home.place import StorePlace, listing
-from trainer.run_files import CHECKPOINTS, CONFIG
+from trainer.home.place import StorePlace
+from trainer.run_files import CONFIG
 from trainer.runlog.run_folder import RunRecord, SavedRun, saved_run
 from trainer.sampling.orders import permutation
 from trainer.worker.follow import GrowingRows, record, recorded
@@ -211,39 +207,6 @@ def test_killed_workers_draw_what_they_drew_before(growing: Path, tmp_path: Path
     assert killed.wait() == 0, killed.said()
     assert len(killed.events("restart")) == 2
     assert np.array_equal(whole.vector(), killed.vector())
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("place", ["s3"], indirect=True)  # on HDFS: tests/training/test_trainer_homes.py
-def test_killed_hosts_that_share_a_store_follow_to_the_same_bits(
-    growing: Path, place: str, tmp_path: Path, runs: list[Training]
-) -> None:
-    for name in files_below(growing):
-        put(f"{place}/set/{name}", (growing / name).read_bytes())
-    start = (*FLAGS, "--generation", "0", "--follow")
-    home = StorePlace(f"{place}/run", STORE)
-    (tmp_path / "token").write_text("0123456789abcdef\n")
-
-    def hosts(*flags: object) -> list[Far]:
-        where = ",".join(f"tcp://127.0.0.1:{port}" for port in free_ports(1))
-        common = (*FLAGS, "--addresses", where, "--token-file", tmp_path / "token", "--no-report", *flags)
-        roles = ("server:0,worker:0", "worker:1,worker:2,evaluator")
-        found = [Far(f"{place}/set", home, tmp_path, *common, "--roles", each) for each in roles]
-        runs.extend(found)
-        return found
-
-    killed = hosts("--generation", "0", "--follow", "--steps", 100_000)
-    killed[0].wait_for_checkpoint(20)
-    for host in killed:
-        host.end()
-    last = newest(home / CHECKPOINTS)
-    assert last is not None
-    for host in hosts("--follow", "--steps", last + 30, "--resume"):
-        assert host.wait() == 0, host.said()
-    alone = train_here(growing, tmp_path / "alone", *start, "--steps", last + 30)
-    np.testing.assert_array_equal(killed[0].vector(), alone.vector())
-    kept = {name: json.loads((home / "followed" / name).read_bytes()) for name in listing(home / "followed")}
-    assert kept == followed(tmp_path / "alone")
 
 
 class Shaky(Store):

@@ -35,7 +35,7 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
-KILLED = ("asp", "ssp", "k-batch-asp")  # protocols of which a run with a kill is replayed
+KILLED = ("asp", "k-batch-asp")  # protocols of which a run with a kill is replayed
 
 
 @pytest.mark.parametrize("protocol", only(["k-bsp"], [name for name in PROTOCOLS if name not in KILLED]))

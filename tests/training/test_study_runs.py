@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -21,7 +20,6 @@ from tests.clusters.processes import is_alive
 from tests.support.trainer_runs import ROOT, until
 from tests.support.trainer_sets import copy_of, make_sets
 from trainer.study.__main__ import find_plan, main
-from trainer.study.run import runner
 from trainer.study.run.measure import measure
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -253,21 +251,6 @@ def test_another_ready_set_under_the_same_name_is_refused(shards: Path, spark: A
 
 
 @pytest.mark.full
-def test_while_no_run_ends_the_study_says_how_far_they_are(
-    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(runner, "SILENCE_S", 0.1)
-    plan = Path(write_plan(tmp_path, shards, seeds=1))
-    plan.write_text(plan.read_text().replace("steps = 40", "steps = 600"))
-    assert main([str(plan), "--output", str(tmp_path / "study"), "--jobs", "2"]) == 0
-    said = capsys.readouterr().err
-    parts = [int(part) for part in re.findall(r"\] 2 runs under way, (?:\d+% to )?(\d+)% done", said, re.MULTILINE)]
-    assert parts == sorted(parts)
-    assert len({part for part in parts if 0 < part <= 100}) > 1
-    assert re.search(r"% done; (about .*|less than a minute) left$", said, re.MULTILINE)
-
-
-@pytest.mark.full
 def test_ready_sets_of_other_evaluation_images_are_refused(shards: Path, spark: Any, tmp_path: Path) -> None:
     plan, study = Path(write_plan(tmp_path, shards)), tmp_path / "study"
     other = make_sets(spark, tmp_path / "other", 3, seed=9)[3]
@@ -283,7 +266,7 @@ def test_a_study_on_real_processes_has_the_same_accuracies(shards: Path, tmp_pat
     plan = Path(write_plan(tmp_path, shards, seeds=1, backend="processes"))
     one = plan.read_text().replace('protocol = "asp"', 'protocol = "bsp"')
     one = one.replace(f'[shardings.two]\nshards = "{shards}"\n', "")
-    plan.write_text('compare = "variant"' + one + '[variants.plain]\n[variants.matcha]\nexchange = "matcha"\n')
+    plan.write_text('compare = "variant"' + one + '[variants.matcha]\nexchange = "matcha"\n')
     assert main([str(plan), "--output", str(tmp_path / "real"), "--quiet"]) == 0
     plan.write_text(plan.read_text().replace('backend = "processes"', 'backend = "virtual"'))
     assert main([str(plan), "--output", str(tmp_path / "virtual"), "--quiet"]) == 0

@@ -49,7 +49,7 @@ def assert_same_end(run: RunFolder, expected: Result) -> None:
     assert (run.output / "best.safetensors").read_bytes() == (expected.output / "best.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("exchange", [("--protocol", "bsp", "--servers", 2), ("--exchange", "all-reduce")])
+@pytest.mark.parametrize("exchange", [("--exchange", "all-reduce")])
 def test_real_processes_stop_with_the_bits_of_virtual_time(
     sets: dict[int, Path], tmp_path: Path, expected: Result, exchange: tuple[Any, ...]
 ) -> None:

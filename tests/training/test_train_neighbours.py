@@ -70,7 +70,6 @@ def consensus(run: RunFolder) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize(
     "values",
     [
-        pytest.param({"exchange": "d-psgd", "model": "cnn", "epochs": 2}, marks=pytest.mark.full),
         {"exchange": "matcha", "model": "cnn", "epochs": 2, "every": 2, "order": "grad-then-avg"},
     ],
 )
@@ -114,32 +113,6 @@ def slow_cnn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fi
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_an_interrupted_run_resumes_with_the_same_bits(
-    sets: dict[int, Path], tmp_path: Path, start: Start, slow_cnn: str, number: int
-) -> None:
-    """Interrupt a run whose steps are slow, so that it is far from its end, and finish it at full speed."""
-    values: dict[str, Any] = {"exchange": "d-psgd", "model": slow_cnn, "steps": 60}
-    flags = (*flags_of(values), "--checkpoint-every-s", 0.3, "--no-epoch-checkpoints")
-    first = start(*flags)
-    until(lambda: newest(first.output / "checkpoints"), "a checkpoint")
-    if number == signal.SIGTERM:
-        first.process.send_signal(number)
-        assert first.wait() == 1, first.said()
-        assert "--resume continues" in first.said()
-    else:
-        first.end()
-    version = newest(first.output / "checkpoints")
-    assert version
-    assert version < 60
-    assert len(read_state(first.output / "checkpoints", version).memory["replicas"]["begun"]) == 4
-    (tmp_path / "slow").unlink()
-    resumed = train_here(sets[4], first.output, *common(), *flags, "--resume")
-    assert weights(resumed.output) == weights(virtual_end(sets[4], tmp_path / "virtual", **values).output)
-    assert resumed.result()["updates"] == 60
-
-
-@pytest.mark.full
 def test_a_run_resumes_with_other_workers(sets: dict[int, Path], tmp_path: Path, start: Start, slow_cnn: str) -> None:
     """Compare the bits with those of the same change in virtual time. After another change, kill a worker."""
     # The length of a run does not change the rate, so that the first part in virtual time may be shorter.
@@ -176,7 +149,7 @@ def test_a_run_resumes_with_other_workers(sets: dict[int, Path], tmp_path: Path,
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGSTOP])
 def test_the_others_go_on_without_a_lost_worker(start: Start, number: int) -> None:
     """It is replaced, and trains to the end with the others. The run never rolls back."""
     steps = 800

@@ -21,7 +21,7 @@ FLAGS: tuple[Any, ...] = (
 )
 
 
-@pytest.mark.parametrize("optimiser", ["adam", "tests.support.optimisers:adamw"])
+@pytest.mark.parametrize("optimiser", ["tests.support.optimisers:adamw"])
 def test_real_processes_have_the_bits_of_virtual_time(sets: dict[int, Path], tmp_path: Path, optimiser: str) -> None:
     values: dict[str, Any] = {"model": "logistic", "batch_size": 24, "threads": 1, "steps": 40, "optimiser": optimiser}
     config = make_config(sets[3], tmp_path / "virtual", protocol="bsp", **values)
@@ -37,7 +37,7 @@ def test_real_processes_have_the_bits_of_virtual_time(sets: dict[int, Path], tmp
 
 @pytest.mark.parametrize(
     ("exchange", "role"),
-    [(("--protocol", "bsp", "--servers", 2), "server-1"), (("--exchange", "all-reduce"), "worker-1")],
+    [(("--protocol", "bsp", "--servers", 2), "server-1")],
 )
 def test_a_kill_and_a_resume_change_no_bit(
     sets: dict[int, Path], tmp_path: Path, runs: list[Training], exchange: tuple[Any, ...], role: str

@@ -133,18 +133,15 @@ def kill_before_changes(place: str, older: bool, workers: int, every: int) -> li
         ("file", False),
         ("file", True),
         ("hdfs", True),
-        ("webhdfs", True),
         ("s3", True),
     ],
     indirect=["place"],
 )
 def test_a_killed_writer_leaves_the_old_or_the_new_set_whole(place: str, older: bool) -> None:
-    """A writer killed before any file change leaves the old set or the new one whole: on a remote store any second one.
-
-    Through WebHDFS any fourth: the changes are those of HDFS, and each takes seconds."""
+    """A writer killed before any file change leaves the old set or the new one whole: on a remote store any second one."""
     is_local = place.startswith("/")
     workers = 2 if is_local else 1
-    every = 1 if is_local else 4 if place.startswith("webhdfs:") else 2
+    every = 1 if is_local else 2
     steps = elsewhere(kill_before_changes, place, older, workers, every)
     assert steps[-1] > 15, "the commit has more steps than that"
     before = "old" if older else None

@@ -30,9 +30,15 @@ from pipeline.core.storage.retries import NoTicketError, call_within, is_transie
 from pipeline.core.storage.store import Store
 from pipeline.doctor.places import output_error
 from pipeline.spark.store import submitted_for
-from tests.support.places import STORE, files_below, put
+from tests.support.places import STORE, files_below, folder_on, on_each, put
 
 DENIED = 'Permission denied: user=alice, access=WRITE, inode="/":root:supergroup:drwxr-xr-x'
+
+
+@pytest.fixture(params=on_each("file", "hdfs", "webhdfs", "s3"))
+def place(request: pytest.FixtureRequest) -> str:
+    """A folder on a store of every client, which is not there yet."""
+    return folder_on(request.param, request)
 
 
 def test_work_that_ends_in_time_gives_its_result_or_its_error() -> None:
