@@ -132,7 +132,6 @@ def yarn_settings(folder: Path, ports: Sequence[int], memory_mb: int) -> dict[st
         # A killed application ends at once. The default waits for it to drain.
         "yarn.nodemanager.sleep-delay-before-sigkill.ms": "50",
         "yarn.resourcemanager.nodemanagers.heartbeat-interval-ms": "250",
-        "yarn.am.liveness-monitor.expiry-interval-ms": "60000",
     }
 
 
