@@ -148,7 +148,8 @@ def class_heat_map(table: Ints, names: Sequence[str] = ()) -> Figure:
 def class_boxes(table: Ints, names: Sequence[str] = ()) -> Figure:
     """Draw for each class the spread of its counts [W, L] over the workers, against a random split. names: of the classes.
 
-    Like Provatas et al. 2021, Fig. 7. Of more than BOXES classes, those with the largest deviations are shown."""
+    Fig. 7 of Provatas et al. 2021 has a box for each worker over the classes instead. Of more than BOXES classes, those with
+    the largest deviations are shown."""
     mean, deviation, off = against_chance(table)
     classes = np.sort(np.argsort(-np.abs(off).max(axis=0), kind="stable")[:BOXES])
     centre = mean[:, classes].mean(axis=0)

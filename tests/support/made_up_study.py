@@ -49,6 +49,7 @@ def make_record(plan: StudyPlan, run: Run, accuracy: float | None) -> Record:
             "rows": 3000, "copies": 0, "sparse": 0, "sparse_rows": 0, "size_ratio": 1.0, "seconds": 1.0,
             "mmd_ratio": quality, "mean_ratio": quality, "chi_square": 99 * quality, "cramers_v": 0.03 * quality,
             "class_counts": [20.0, 24.0, 25.0, 26.0, 30.0],
+            "shard_counts": [[20.0, 24.0, 25.0, 26.0, 28.0], [22.0, 24.0, 25.0, 26.0, 30.0]],
         },
         "wall_s": 2.0,
         "cpu_s": 1.8,

@@ -83,6 +83,8 @@ DAMAGES: list[dict[str, object]] = [
     {"curve": 3},
     {"sharding": {"mmd_ratio": "x"}},
     {"sharding": {"class_counts": [1, 2]}},
+    {"sharding": {"shard_counts": [[1, 2, 3, 4, 5], [1, 2]]}},
+    {"sharding": {"shard_counts": 5}},
     {"staleness": "x"},
     {"wall_s": None},
     {"seeds": {"model": 99}},

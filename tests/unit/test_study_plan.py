@@ -60,6 +60,25 @@ def test_cells_can_be_left_out() -> None:
     assert [cell.sharding for cell in plan.cells()] == ["random"]
 
 
+def test_lists_in_a_table_make_one_table_for_each_combination() -> None:
+    tables: dict[str, dict[str, Any]] = {
+        "shuffle": {},
+        "e{epochs}-{sampling}-{augment}": {"epochs": [2, 1], "sampling": ["shuffle", "balanced"], "augment": [False]},
+        "last": {"epochs": 3},
+    }
+    plan = make_plan(variants=tables, compare="variant")
+    assert {name: dict(keys) for name, keys in plan.variants.items()} == {
+        "shuffle": {},
+        "e2-shuffle-false": {"epochs": 2, "sampling": "shuffle", "augment": False},
+        "e2-balanced-false": {"epochs": 2, "sampling": "balanced", "augment": False},
+        "e1-shuffle-false": {"epochs": 1, "sampling": "shuffle", "augment": False},
+        "e1-balanced-false": {"epochs": 1, "sampling": "balanced", "augment": False},
+        "last": {"epochs": 3},
+    }
+    assert list(plan.variants)[1:3] == ["e2-shuffle-false", "e2-balanced-false"]
+    assert case_of(plan, Run(plan.cells()[2], 0), "s", Path("o")).config.data.sampling == "balanced"
+
+
 def test_seeds_of_sources_that_do_not_vary_are_zero() -> None:
     plan = make_plan(vary=["order", "schedule"])
     run = Run(plan.cells()[0], 4)
@@ -223,8 +242,11 @@ def test_keys_are_flags() -> None:
 
 
 @pytest.mark.parametrize("name", plan_names())
-def test_shipped_plans_name_existing_strategies_and_flags(name: str) -> None:
-    """All but the data, which are not here: no other line may come."""
+def test_shipped_plans_name_existing_strategies_and_flags(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the data, which are not in this folder: no other line may come."""
+    monkeypatch.chdir(tmp_path)
     plan = find_plan(name)
     with pytest.raises(DataError, match=r"does not exist; check --input"):
         check_plan(plan)
@@ -313,6 +335,21 @@ BAD_PLANS: list[tuple[dict[str, str], str]] = [
     ({"more": 'skip = ["nothing"]'}, "skip: no cell is named nothing"),
     ({"more": 'skip = ["*"]'}, "skip leaves nothing to train"),
     ({"training": "epochs = [1]"}, "training.epochs = [1] is not the value of a flag"),
+    ({"other": "clusters = [[2]]"}, "shardings.other.clusters = [[2]] is not the value of a flag"),
+    ({"other": "clusters = []"}, "[shardings.other]: clusters = [] lists no value"),
+    (
+        {"other": "clusters = [2, 3]"},
+        "[shardings.other]: clusters lists several values, so the name must contain {clusters}, and be quoted",
+    ),
+    (
+        {"more": '[variants."e{epochs}"]\nepochs = [1, 2, 1]'},
+        "[variants.e{epochs}]: there are two tables [variants.e1]",
+    ),
+    (
+        {"more": f'[variants."e{{epochs}}-b{{batch_size}}"]\nepochs = {[*range(50)]}\nbatch_size = {[*range(50)]}'},
+        "[variants.e{epochs}-b{batch_size}]: its lists combine to 2,500 tables; at most 1,000 are possible",
+    ),
+    ({"more": '[variants."e{epoch}"]\nepochs = 1'}, "[variants.e{epoch}]: a name has letters, digits"),
     ({"training": 'epochs = 1\n"model-seed" = 5'}, "training.model-seed is not the name of a flag"),
     ({"training": 'epochs = 1\n"" = 5'}, "training. is not the name of a flag"),
     ({"seeds": "[true]"}, "seeds = [True] is neither a number of seeds nor a list of them"),

@@ -32,7 +32,7 @@ from trainer.study.__main__ import find_plan, plan_names
 from trainer.study.analysis.analyse import analyse
 from trainer.study.analysis.batches import own_batches
 from trainer.study.analysis.published import published_of
-from trainer.study.analysis.published_comparisons import DIFFERENCES
+from trainer.study.analysis.published_comparisons import ACCURACIES, DIFFERENCES
 from trainer.study.analysis.results import Analysis
 from trainer.study.analysis.sides import PRIMARY
 from trainer.study.plan.study_plan import StudyPlan
@@ -191,6 +191,23 @@ def test_losses_of_training_and_evaluation_rows_are_drawn() -> None:
     assert heights[1].count([3, 2, 1.5]) == 0
 
 
+def test_rows_of_classes_are_drawn_for_each_shard_of_three_runs() -> None:
+    plan = make_plan(("random", "stratified"), seeds=4)
+    records = make_records(plan, normal({"random": 0.01, "stratified": 0.01}))
+    del records[0]["sharding"]["shard_counts"]  # of an earlier version
+    setting = analyse(plan, records).settings[0]
+    figure = figures.shard_counts(setting, "random")
+    assert figure is not None
+    assert [ax.get_title() for ax in figure.axes] == ["random, seed 1", "random, seed 2", "random, seed 3"]
+    boxes = records[2]["sharding"]["shard_counts"]
+    for ax in figure.axes:
+        caps = [line.get_ydata()[0] for line in ax.lines if len({*line.get_ydata()}) == 1]  # type: ignore[index,misc]
+        assert {box[2] for box in boxes} | {box[0] for box in boxes} | {box[4] for box in boxes} <= {*caps}
+    for record in records:
+        record["sharding"].pop("shard_counts", None)
+    assert figures.shard_counts(analyse(plan, records).settings[0], "random") is None
+
+
 def test_times_of_sharding_are_drawn_once_a_set() -> None:
     plan = make_plan(("random", "stratified"), seeds=4)
     records = make_records(plan, normal({"random": 0.01, "stratified": 0.01}))
@@ -244,12 +261,37 @@ def test_published_comparisons_stand_beside_ours() -> None:
     assert list(table.rows) == [("asp", "-2.00 (-2.00 to -2.00)", "-0.90", "2", "2.48", source)]
 
 
+def test_published_accuracies_stand_beside_ours() -> None:
+    """RCD-SGD has random shards with an exchange in every round only."""
+    plan = make_plan(
+        ("random", "submodular"),
+        datasets={"cifar10-16x16": {"input": "nowhere"}},
+        protocols={"d-psgd": {"exchange": "d-psgd"}, "d-psgd-every-2": {"exchange": "d-psgd", "every": 2}},
+    )
+    records = make_records(plan, lambda run: 0.5 + 0.01 * (run.seed % 2) + 0.1 * (run.cell.sharding == "submodular"))
+    beside = [each for each in tables(analyse(plan, records)) if each.caption.startswith("Beside published accuracies")]
+    mean = 50 + sum(seed % 2 for seed in plan.seeds) / len(plan.seeds)
+    assert [table.caption.partition(": ")[2] for table in beside] == [
+        "cifar10-16x16, cnn, d-psgd",
+        "cifar10-16x16, cnn, d-psgd-every-2",
+    ]
+    source = "RCD-SGD, table 2, 10 runs, ResNet-50"
+    assert [list(table.rows) for table in beside] == [
+        [("random", f"{mean:.2f}", "92.5", source)],
+        [("submodular", f"{mean + 10:.2f}", "93.7", source)],
+    ]
+
+
 def test_published_comparisons_name_members_of_shipped_plans() -> None:
     shipped = [find_plan(name) for name in plan_names()]
     for each in DIFFERENCES:
         plans = [plan for plan in shipped if (plan.compare, plan.baseline) == (each.compare, each.baseline)]
         assert any(each.member in plan.members for plan in plans), each
-        assert not each.setting or any(each.setting in {*plan.shardings, *plan.variants} for plan in plans), each
+        settings = {name for plan in plans for name in (*plan.shardings, *plan.models, *plan.variants)}
+        assert not each.setting or each.setting in settings, each
+    for accuracy in ACCURACIES:
+        cells = [cell for plan in shipped for cell in plan.cells() if {*accuracy.names} <= {*cell}]
+        assert any(cell.dataset.startswith(accuracy.dataset) for cell in cells), accuracy
 
 
 @pytest.mark.parametrize(
@@ -453,7 +495,7 @@ def test_a_report_opens_offline_and_says_the_same_again(tmp_path: Path) -> None:
     records = make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))
     text = report_of(plan, tmp_path, records)
     page = (tmp_path / "report.html").read_text()
-    assert page.count("data:image/svg+xml;base64,") == 9
+    assert page.count("data:image/svg+xml;base64,") == 10
     assert not re.search(r'(src|href)="(?!data:|#)', page)
     assert f"report: {tmp_path / 'report.html'}" in text
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

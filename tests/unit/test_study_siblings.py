@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from trainer.config import Config
 from trainer.exchange.strategy_switch import StrategySwitch
 from trainer.study.__main__ import find_plan
 from trainer.study.plan.cases import case_of
-from trainer.study.plan.study_plan import Run
+from trainer.study.plan.study_plan import Cell, Run, StudyPlan
 
 PUBLISHED = (
     "protocols", "stragglers", "sync-switch", "strategy-switch", "gossip", "gossip-sweep", "importance", "decentralised",
 )  # fmt: skip
+# plans of a paper's size, and the small ones that have some of their members
+SIBLINGS = {
+    "decentralised-paper": "decentralised",
+    "gossip-paper": "gossip-sweep",
+    "sharding-coarse": "sharding-high-dose",
+}
 MOST_RUNS = 60  # of the cnn on 2,000 rows, some seconds each
 
 
@@ -24,6 +33,53 @@ def test_a_published_comparison_has_a_quick_sibling(name: str) -> None:
     assert set(quick.members) <= set(plan.members)
     assert len(list(quick.runs())) <= min(MOST_RUNS, len(list(plan.runs())))
     assert {keys["input"] for keys in quick.datasets.values()} == {"build/sample"}
+
+
+def each_case(plan: StudyPlan) -> Iterator[tuple[Cell, Config]]:
+    """Yield every cell of a plan with the configuration of its first run."""
+    return ((cell, case_of(plan, Run(cell, 0), "s", Path("o")).config) for cell in plan.cells())
+
+
+@pytest.mark.parametrize(("name", "smaller"), SIBLINGS.items())
+def test_a_plan_of_the_size_of_a_paper_has_a_smaller_sibling(name: str, smaller: str) -> None:
+    plan, sibling = find_plan(name), find_plan(smaller)
+    assert (plan.compare, plan.baseline) == (sibling.compare, sibling.baseline)
+    assert len({*plan.members} & {*sibling.members}) >= 3
+    assert list(each_case(plan))
+
+
+def test_published_ways_of_sharding_have_a_sibling_of_generated_sets() -> None:
+    """Three sets of classes as in the paper, each with its number of clusters."""
+    plan, quick = find_plan("paper-sharding"), find_plan("paper-sharding-quick")
+    ways = [{cell.sharding for cell in quick.cells() if cell.dataset == name} for name in quick.datasets]
+    assert ways == [{"random", "stratified", f"distribution_aware-k{clusters}"} for clusters in (20, 40, 200)]
+    published = [
+        {cell.sharding for cell in plan.cells() if cell.dataset == name}
+        for name in ("cifar10", "cifar100-coarse", "cifar100-fine")
+    ]
+    assert all(few <= many for few, many in zip(ways, published, strict=True))
+    assert len(list(quick.runs())) <= MOST_RUNS
+
+
+def test_the_settings_of_importance_are_as_named() -> None:
+    """Five tables of 36 settings; the baseline and the fixed deal of each network and data set."""
+    plan = find_plan("importance-paper")
+    settings = []
+    for cell, config in each_case(plan):
+        rule = config.data
+        if rule.repartition == "importance":
+            name = f"{rule.heuristic}-{rule.importance}-w{rule.warmup_epochs}-i{rule.interval}"
+            assert (cell.variant, rule.ignore_epochs) == (name, 5)
+            settings.append((cell.dataset, cell.model, cell.variant.rpartition("-w")[0]))
+        else:
+            assert (cell.variant, rule.repartition) in {("random", "random"), ("fixed", "fixed")}
+    assert Counter(settings) == {
+        ("cifar10", "resnet18", "stripes-variance"): 36,
+        ("cifar10", "resnet18", "stripes-average"): 36,
+        ("cifar10", "resnet18", "blocks-variance"): 36,
+        ("cifar10", "resnet34", "stripes-variance"): 36,
+        ("cifar100", "resnet34", "stripes-variance"): 36,
+    }
 
 
 @pytest.mark.parametrize("name", ["strategy-switch", "strategy-switch-16x16", "strategy-switch-quick"])
@@ -45,7 +101,6 @@ def test_shares_of_a_strategy_switch_are_as_named(name: str) -> None:
 
 
 def test_a_sweep_of_gossip_is_as_named() -> None:
-    plan = find_plan("gossip-sweep")
-    for cell in plan.cells():
-        options = case_of(plan, Run(cell, 0), "s", Path("o")).config.data
+    for cell, config in each_case(find_plan("gossip-sweep")):
+        options = config.data
         assert cell.variant == (f"k{options.gossip}-every-{options.gossip_every}" if options.gossip else "none")

@@ -33,7 +33,7 @@ The keys of a table are the long flags of its command, with underscores, as in c
 derive`` (datasets), ``python -m pipeline shard`` (shardings), ``python -m trainer`` (models, protocols and training)
 and ``python -m trainer.simulate`` (virtual). ``variants`` may be left out. A variant takes the flags of training and, in
 virtual time, of the simulation, which override the flags of all other tables, and ``workers``, which overrides the
-plan's."""
+plan's. A value may be a list, which makes one table per value (``trainer.study.plan.grids``)."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from pipeline.core.errors import UsageError
+from trainer.study.plan.grids import expand_grids
 
 Axis = Literal["sharding", "protocol", "model", "variant"]
 Source = Literal["model", "order", "sharding", "schedule"]
@@ -259,8 +260,10 @@ def plan_of(values: Table, *, default_title: str = "") -> StudyPlan:
     if missing:
         example = "seeds = 19" if missing == "seeds" else f"[{missing}.NAME]"
         raise UsageError(f"{missing} is missing: a plan needs {example}")
-    arguments = dict(values) | {"seeds": seeds_of(values["seeds"]), "vary": vary, "skip": _texts(values, "skip", ())}
-    return StudyPlan(**{"title": default_title} | arguments)
+    tables = {table: expand_grids(values[table], table) for table in TABLES if table in values}
+    lists = {"seeds": seeds_of(values["seeds"]), "vary": vary, "skip": _texts(values, "skip", ())}
+    arguments: dict[str, Any] = {"title": default_title} | dict(values) | tables | lists
+    return StudyPlan(**arguments)
 
 
 def seeds_of(value: Any) -> tuple[int, ...]:
@@ -306,16 +309,19 @@ def _check_names(table: str, members: Mapping[str, Table]) -> None:
             raise UsageError(f"[{table}.{name}]: a name has letters, digits and _ . + - only, at most 60")
 
 
-def _check_table(key: str, value: Any, *, nested: bool) -> None:
-    """Raise UsageError unless ``value`` is a table of flags or, if ``nested``, a table of such tables by name."""
+def _check_table(key: str, value: Any, *, nested: bool, may_list: bool = False) -> None:
+    """Raise UsageError unless ``value`` is a table of flags or, if ``nested``, a table of such tables by name.
+
+    may_list: whether a flag may have a list of values, as in a grid."""
     if not isinstance(value, dict):
         raise UsageError(f"{key} = {value!r} is not a table: write [{key}{'.NAME' * nested}]")
     for name, inner in value.items():
+        listed = inner if may_list and isinstance(inner, list) else [inner]
         if nested:
             if not isinstance(inner, dict):
                 raise UsageError(f"{key}.{name} = {inner!r} is not a table: write [{key}.NAME]")
-            _check_table(f"{key}.{name}", inner, nested=False)
-        elif not isinstance(inner, str | int | float):
+            _check_table(f"{key}.{name}", inner, nested=False, may_list=True)
+        elif not all(isinstance(one, str | int | float) for one in listed):
             raise UsageError(f"{key}.{name} = {inner!r} is not the value of a flag")
         elif not KEY.fullmatch(name):
             raise UsageError(f"{key}.{name} is not the name of a flag, written with underscores")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ DECADE = 10.0
 COSTS = (("training time in seconds", "seconds", 1.0), ("MB sent by all processes", "sent_bytes", 1e6))
 LOSSES = ((1, "training rows"), (0, "evaluation rows"))  # places in the palette, and labels
 
+PANELS = 3  # runs of the paper's figure 7
 MAX_LINES = 60  # runs drawn one by one
 
 
@@ -230,15 +232,14 @@ def accuracy_by_cost(setting: StudySetting) -> Figure | None:
 def class_counts(setting: StudySetting) -> Figure | None:
     """Draw the rows of a class in a shard, a box per member: minimum, quartiles and maximum over classes and workers.
 
-    The paper's figure 7 has a box per worker instead, over classes, and a panel per run; the ledger has only the quantiles
-    over all workers of a run. Whiskers that the paper has for most workers with random shards are drawn beside the box of
-    random. Returns None if no counts were recorded."""
+    Whiskers that the paper has for most workers with random shards are drawn beside the box of random. Returns None if no
+    counts were recorded."""
     rows = [(name, counts) for name, m in setting.members.items() if (counts := _class_counts(m)) is not None]
     if not rows:
         return None
     figure, (ax,) = canvas(0.9 + 0.36 * len(rows))
-    # The ledger has quantiles, not the counts from which boxplot would compute them.
-    boxes = [{"whislo": c[0], "q1": c[1], "med": c[2], "q3": c[3], "whishi": c[4], "fliers": []} for _, c in rows]
+    boxes = [_box(counts) for _, counts in rows]
+    # The boxes lie, so that long names of members can stand beside them.
     ax.bxp(boxes, positions=range(len(rows)), orientation="horizontal", widths=0.5, medianprops={"color": "black"})
     printed = published_of(setting.dataset)
     names = [name for name, _ in rows]
@@ -248,6 +249,27 @@ def class_counts(setting: StudySetting) -> Figure | None:
         ax.legend(**ABOVE)
     name_rows(ax, names)
     ax.set_xlabel("rows of one class in one shard")
+    return figure
+
+
+def shard_counts(setting: StudySetting, baseline: str) -> Figure | None:
+    """Draw the rows of a class in each shard, a box per shard over classes, of the first three runs of the baseline.
+
+    As figure 7 of the paper, a panel per run. Returns None if no run of the baseline has recorded them, as in ledgers of
+    earlier versions and for more than 64 shards."""
+    member = setting.members.get(baseline)
+    records = [record for record in member.records if "shard_counts" in record["sharding"]] if member else []
+    if not records:
+        return None
+    figure, axes = canvas(2.6, columns=min(PANELS, len(records)), sharey=True)
+    # There may be more records than panels.
+    for ax, record in zip(axes, records, strict=False):
+        boxes = [_box(counts) for counts in record["sharding"]["shard_counts"]]
+        ax.bxp(boxes, positions=range(len(boxes)), widths=0.6, medianprops={"color": "black"}, manage_ticks=False)
+        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        ax.set_title(f"{baseline}, seed {record['run'].rpartition('/')[2]}", fontsize=9)
+        ax.set_xlabel("worker")
+    axes[0].set_ylabel("rows of one class")
     return figure
 
 
@@ -305,6 +327,11 @@ def staleness(setting: StudySetting) -> Figure | None:
         ax.set_xlabel(label)
         name_rows(ax, [name for name, _ in rows])
     return figure
+
+
+def _box(counts: Sequence[float]) -> dict[str, Any]:
+    """Return a box of minimum, quartiles and maximum; the ledger lacks the counts from which boxplot computes them."""
+    return dict(zip(("whislo", "q1", "med", "q3", "whishi"), counts, strict=True)) | {"fliers": []}
 
 
 def _colours(count: int) -> list[str]:

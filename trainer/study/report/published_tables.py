@@ -6,13 +6,13 @@ import math
 from typing import TypeAlias
 
 from trainer.study.analysis.published import RUNS, PublishedFigures, PublishedTable, published_of
-from trainer.study.analysis.published_comparisons import differences_of
+from trainer.study.analysis.published_comparisons import accuracies_of, differences_of
 from trainer.study.analysis.ratios import compare_ratios
 from trainer.study.analysis.results import Analysis, StudySetting
 from trainer.study.analysis.sides import PRIMARY, ComparisonSide
 from trainer.study.analysis.statistics import Comparison, f_interval
 from trainer.study.report.table import Table, difference_in_points, ends_in_words, fixed, short
-from trainer.study.report.words import number, p_value
+from trainer.study.report.words import POINTS, number, p_value
 
 RUNNING = "running_train_accuracy"
 OURS = ("runs", "mean", "sd", "sd of random / sd", "95 % (F)", "loss")
@@ -21,7 +21,11 @@ Cells: TypeAlias = tuple[str, ...]
 
 def published_tables(analysis: Analysis, setting: StudySetting) -> list[Table]:
     """Return the tables of published figures beside this study's; none if none are of its data set."""
-    return [*_sharding_tables(analysis, setting), *_published_differences(analysis, setting)]
+    return [
+        *_sharding_tables(analysis, setting),
+        *_published_accuracies(analysis, setting),
+        *_published_differences(analysis, setting),
+    ]
 
 
 def _sharding_tables(analysis: Analysis, setting: StudySetting) -> list[Table]:
@@ -43,6 +47,18 @@ def _sharding_tables(analysis: Analysis, setting: StudySetting) -> list[Table]:
     if any(name in printed.sparse for name in setting.members):
         tables.append(_sparse_neighbourhoods(setting, printed))
     return tables
+
+
+def _published_accuracies(analysis: Analysis, setting: StudySetting) -> list[Table]:
+    """Return the table of published accuracies beside this study's; none if none are known."""
+    shared = frozenset(setting.name.split(", "))
+    rows = []
+    for member in setting.members.values():
+        for each in accuracies_of(setting.dataset, shared | {member.name}):
+            ours = f"{POINTS * member.summaries[PRIMARY].mean:.2f}" if PRIMARY in member.summaries else "-"
+            rows.append((member.name, ours, f"{each.percent:.1f}", each.source))
+    header = (analysis.compared, "mean accuracy, %", "published", "source")
+    return [Table(f"Beside published accuracies: {setting.name}", header, rows)] if rows else []
 
 
 def _published_differences(analysis: Analysis, setting: StudySetting) -> list[Table]:

@@ -121,6 +121,9 @@ def draw(setting: StudySetting, analysis: Analysis) -> dict[str, EmbeddedFigure]
         del figures_and_alts["spread"]  # its intervals are for independent runs
     if analysis.compared == "sharding":
         figures_and_alts["classes"] = (figures.class_counts(setting), "Rows of a class in a shard")
+        figures_and_alts["shards"] = (
+            figures.shard_counts(setting, analysis.baseline), "Rows of a class in each shard, over classes",
+        )  # fmt: skip
         figures_and_alts["sharding"] = (figures.sharding_times(setting), "Seconds of sharding")
         figures_and_alts["quality"] = (figures.quality(setting), "Evenness of shards against distance from the median")
     return {name: embed_figure(figure, alt) for name, (figure, alt) in figures_and_alts.items() if figure}

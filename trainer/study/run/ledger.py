@@ -168,9 +168,10 @@ def parse(line: bytes) -> Record:
     seed = run_of(record).seed
     # A source of randomness that does not vary has seed 0, and one of a crossed design a smaller one than the run.
     _check(all(type(value) is int and 0 <= value <= seed for value in record["seeds"].values()))
-    counts = record["sharding"].get("class_counts", [])
-    facts = [value for key, value in record["sharding"].items() if key != "class_counts" and value is not None]
-    _check(isinstance(counts, list) and len(counts) in (0, COUNTS) and _numbers([*facts, *counts]))
+    facts = dict(record["sharding"])
+    boxes = [*facts.pop("shard_counts", []), facts.pop("class_counts", [0] * COUNTS)]
+    _check(all(isinstance(box, list) and len(box) == COUNTS and _numbers(box) for box in boxes))
+    _check(_numbers(value for value in facts.values() if value is not None))
     provenance = record.get("made")  # ledgers of earlier versions lack it
     _check(provenance is None or (fits(provenance, dict[str, str]) and provenance.keys() >= MADE))
     _check(_numbers([record["wall_s"]]) and (record["cpu_s"] is None or _numbers([record["cpu_s"]])))

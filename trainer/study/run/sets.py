@@ -23,6 +23,7 @@ SETS = "sets"
 DATASETS = "datasets"
 GONE = ",gone"  # suffix of a folder that is being deleted; no name contains a comma
 QUARTERS = (0, 0.25, 0.5, 0.75, 1)  # minimum, quartiles and maximum of the rows of a class in a shard
+MOST_BOXES = 64  # shards whose quartiles are kept one by one; those of more would make long lines, and cannot be drawn
 
 
 class SetKey(NamedTuple):
@@ -203,5 +204,8 @@ def facts_of(manifest: Manifest, quality: dict[str, Any] | None) -> dict[str, An
         facts |= {"mmd_ratio": quality["mmd_ratio"], "mean_ratio": quality["mean_ratio"]}
         facts |= {"chi_square": quality["classes"]["statistic"], "cramers_v": quality["classes"]["cramers_v"]}
         # Quantiles instead of the table, which would make the ledger's lines long.
-        facts["class_counts"] = np.quantile(quality["class_table"], QUARTERS).tolist()
+        table = np.array(quality["class_table"])
+        facts["class_counts"] = np.quantile(table, QUARTERS).tolist()
+        if len(table) <= MOST_BOXES:
+            facts["shard_counts"] = np.quantile(table, QUARTERS, axis=1).T.tolist()
     return facts
