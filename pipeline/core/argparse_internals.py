@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -15,6 +16,13 @@ class Section(NamedTuple):
     title: str | None
     description: str | None
     actions: list[argparse.Action]
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Breaks the lines of help texts between words only, so that names and flags with hyphens can be copied."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 class ListedParser(argparse.ArgumentParser):

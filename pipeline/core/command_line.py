@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeline.core import console
-from pipeline.core.argparse_internals import FlagGroup, ListedParser, is_repeatable, is_switch
+from pipeline.core.argparse_internals import FlagGroup, HelpFormatter, ListedParser, is_repeatable, is_switch
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.import_path import hiding_file
 from pipeline.core.reporting.tables import two_column_table
@@ -154,7 +154,7 @@ def parser(prog: str, description: str | None, epilog: str) -> Parser:
         prog=prog,
         description=description and textwrap.fill(as_typed(description), WIDTH, break_on_hyphens=False),
         epilog=as_typed(epilog),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
 
 
@@ -246,7 +246,7 @@ def run_chosen(
         prog=prog,
         usage="%(prog)s COMMAND [OPTION ...]",
         description="commands:\n" + textwrap.indent(descriptions(summaries), "  "),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     if version:
         flags.add_argument("--version", action="version", version=version)

@@ -180,7 +180,9 @@ def descriptions(items: Mapping[str, str]) -> str:
     """Return a table of names and descriptions, as the text of a group of flags in --help."""
     indent = " " * (max(map(len, items)) + 2)
     return "\n".join(
-        textwrap.fill(text, WIDTH - 2, initial_indent=name.ljust(len(indent)), subsequent_indent=indent)
+        textwrap.fill(
+            text, WIDTH - 2, initial_indent=name.ljust(len(indent)), subsequent_indent=indent, break_on_hyphens=False
+        )
         for name, text in items.items()
     )
 

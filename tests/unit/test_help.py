@@ -127,6 +127,11 @@ def test_descriptions_and_examples_fit_a_terminal(command: Parser) -> None:
         assert len(line) <= 80, line
 
 
+def test_no_name_or_flag_is_broken_at_its_hyphen(command: Parser) -> None:
+    broken = [line for line in command.format_help(every=True).splitlines() if re.search(r"\w-$", line)]
+    assert not broken
+
+
 def test_the_options_of_a_choice_are_shown_with_it(capsys: pytest.CaptureFixture[str]) -> None:
     def shown(make: Callable[[], Parser], *argv: str) -> set[str]:
         with pytest.raises(SystemExit, match="0"):
