@@ -26,6 +26,7 @@ from pipeline.core.storage.store import configured_store
 from pipeline.core.storage.uri import local_folder
 from pipeline.datasets.cifar import LocalTarget
 from pipeline.input.dataset import Block, Dataset, discover, serial
+from pipeline.input.evaluation import check_evaluation
 from pipeline.input.formats.base import Columns, block_rows
 from pipeline.input.records import record_batch
 from pipeline.input.scan import WORD, fingerprint
@@ -176,16 +177,21 @@ def order_of_rows(labels: npt.NDArray[np.int32], derivation: Derivation) -> Ints
 
 
 def train_and_test(source: str, evaluation: str | None = None) -> tuple[Dataset, Dataset | None]:
-    """Return the training rows of an input, and its evaluation rows or None. Raises DataError.
+    """Return the training rows of an input, and its evaluation rows or None, with the numbers of their classes.
+
+    Raises DataError, and UsageError if both are the same files.
 
     evaluation: the place of the evaluation rows; default: the same folder, if it has both."""
     store = configured_store()
     folder = store.resolve(source)
     train = discover(store, folder, run=serial)
-    if evaluation is not None:
-        return train, discover(store, store.resolve(evaluation), run=serial, evaluation=True)
-    test = discover(store, folder, run=serial, evaluation=True)
-    return train, None if test.files == train.files else test
+    place = folder if evaluation is None else store.resolve(evaluation)
+    test = discover(store, place, run=serial, evaluation=True, class_names=train.layout.class_names)
+    # A folder without evaluation files has its training files for both.
+    if evaluation is None and test.files == train.files:
+        return train, None
+    check_evaluation(train, test)
+    return train, test
 
 
 def derive(source: str, target: Path, derivation: Derivation, evaluation: str | None = None) -> bool:

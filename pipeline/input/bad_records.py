@@ -65,7 +65,9 @@ def leave_out_bad(
         return dataset, []
     bad_rows = sum(entry.end - entry.first for entry in skipped)
     most = limit.most(dataset.rows)
-    if bad_rows > most or bad_rows == dataset.rows:
+    if bad_rows == dataset.rows:
+        raise DataError(f"all {bad_rows:,} records are broken; the first: {skipped[0].reason}")
+    if bad_rows > most:
         raise DataError(
             f"{bad_rows:,} of {dataset.rows:,} records are broken, and --max-bad-records allows {most:,}; the first:"
             f" {skipped[0].reason}"

@@ -33,8 +33,9 @@ def number_classes(
     names = sorted({name for _, layout in surveys for name in layout.class_names})
     if len(names) > MAX_CLASSES:
         raise DataError(f"the labels are {len(names):,} different texts; there are at most {MAX_CLASSES:,} classes")
-    if long := next((name for name in names if not 0 < len(name) <= MOST_CHARACTERS), None):
-        raise DataError(f"a class is named {long[:80]!r}: names have 1 to {MOST_CHARACTERS} characters")
+    wrong = next((name for name in names if not 0 < len(name) <= MOST_CHARACTERS), None)
+    if wrong is not None:  # it may be ""
+        raise DataError(f"a class is named {wrong[:80]!r}: names have 1 to {MOST_CHARACTERS} characters")
     if training_names:
         unknown = sorted(set(names) - set(training_names))
         if unknown:

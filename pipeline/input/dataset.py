@@ -192,6 +192,9 @@ class Dataset:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+Survey = tuple[DataFile | None, Layout | None, JobError | None]  # of a file: its rows and layout, or an error
+
+
 def ranges(start: int, stop: int, pieces: int) -> list[tuple[int, int]]:
     """Return [start, stop) cut into ``pieces`` half-open ranges, without empty ones.
 
@@ -236,11 +239,13 @@ def discover(
         raise UsageError(f"{flag}: {name} files have no columns with names; leave it out")
     entries = kind.data_files(entries, uri)
     # Formats whose files must be opened are surveyed by tasks, so that the driver does not read them one by one.
-    surveys = (run if kind.opens else serial)(lambda entry: _survey(kind, store, entry, read_options), entries)
+    surveys = _survey_all(kind, store, entries, read_options, run if kind.opens else serial)
     surveyed: list[tuple[DataFile, Layout]] = []
     for entry, (file, layout, error) in zip(entries, surveys, strict=True):
         if error:
             raise error
+        assert file, "there is no error"
+        assert layout, "there is no error"
         if file.rows == 0 and kind.may_be_empty and len(entries) > 1:
             continue
         # The folder of the input itself is no class.
@@ -280,9 +285,24 @@ def _check_rows(kind: Format, file: DataFile, layout: Layout, options: ReadOptio
         )
 
 
-def _survey(
-    kind: Format, store: Store, entry: FileInfo, options: ReadOptions
-) -> tuple[DataFile | None, Layout | None, JobError | None]:
+def _survey_all(
+    kind: Format, store: Store, entries: Sequence[FileInfo], options: ReadOptions, run: Run[Any, Any]
+) -> list[Survey]:
+    """Return the survey of every file.
+
+    If broken records are counted, a file whose first images are all broken has the shape of another file's."""
+    surveys: list[Survey] = list(run(lambda entry: _survey(kind, store, entry, options), entries))
+    failed = [at for at, (_, _, error) in enumerate(surveys) if error]
+    known = next((layout.shape for file, layout, _ in surveys if file and layout and file.rows), options.shape)
+    if options.counts_broken and failed and known:
+        expecting = replace(options, expected_shape=known)
+        again = run(lambda entry: _survey(kind, store, entry, expecting), [entries[at] for at in failed])
+        for at, result in zip(failed, again, strict=True):
+            surveys[at] = result
+    return surveys
+
+
+def _survey(kind: Format, store: Store, entry: FileInfo, options: ReadOptions) -> Survey:
     """Return one file's rows and layout, or an error.
 
     Errors are values, because Spark retries a task that raises and wraps the error in a stack trace."""

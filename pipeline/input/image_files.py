@@ -121,11 +121,16 @@ def shape_of_image(data: bytes | None, layout: Layout, place: str) -> ImageShape
     return layout.shape, False
 
 
-def first_shape(shapes: Iterable[Callable[[], ImageShape]]) -> ImageShape:
+def first_shape(shapes: Iterable[Callable[[], ImageShape]], expected: ImageShape | None = None) -> ImageShape:
     """Return the shape of the first valid image.
 
     A broken image does not condemn its file: only if none of the first LOOKED_AT images is valid, the DataError of the
-    first is raised. shapes: at least one function, each of which returns the shape of an image or raises DataError."""
+    first is raised, or ``expected`` returned.
+
+    Args:
+        shapes: at least one function, each of which returns the shape of an image or raises DataError.
+        expected: the shape of the images in other files, if a file of broken images may be surveyed.
+    """
     problem: DataError | None = None
     for shape in islice(shapes, LOOKED_AT):
         try:
@@ -133,7 +138,9 @@ def first_shape(shapes: Iterable[Callable[[], ImageShape]]) -> ImageShape:
         except DataError as error:
             problem = problem or error
     assert problem, "there is at least one image"
-    raise problem
+    if expected is None:
+        raise problem
+    return expected
 
 
 def decode_image(

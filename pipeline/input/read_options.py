@@ -28,6 +28,8 @@ class ReadOptions:
         label_column: name of the column, array or file extension of labels; None: one of the usual names.
         counts_broken: the survey counts broken records as rows, where the next ones can be read; set by runs that leave
             broken records out.
+        expected_shape: (channels, height, width) of the images in other files, which is a file's own if none of its first
+            images is valid; set by ``discover`` for such files if broken records are counted.
         evaluation: the evaluation rows are read, of files that hold training rows, too; set by ``discover``.
     """
 
@@ -41,6 +43,7 @@ class ReadOptions:
     image_column: str | None = None
     label_column: str | None = None
     counts_broken: bool = False
+    expected_shape: tuple[int, int, int] | None = None
     evaluation: bool = False
 
     def __post_init__(self) -> None:

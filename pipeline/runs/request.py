@@ -113,6 +113,11 @@ def with_bundles(request: Request, strategy: Strategy) -> Request:
     column = own or request.group_by
     if column in OWN_COLUMNS and column not in NATIVE:
         raise UsageError(f"--group-by {column}: rows cannot be kept together by this column; name another one")
+    return grouped_by(request, column)
+
+
+def grouped_by(request: Request, column: str | None) -> Request:
+    """Return the request with a column of bundles, or none, which is kept beside its other columns."""
     options = request.read_options
     if column and column not in (*NATIVE, *options.columns):
         options = replace(options, columns=(*options.columns, column))

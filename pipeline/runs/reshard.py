@@ -21,7 +21,7 @@ from pipeline.doctor.beforehand import check_inputs
 from pipeline.input.committed import CommittedDataset, committed_dataset
 from pipeline.input.dataset import Dataset
 from pipeline.input.formats import DataFile
-from pipeline.runs.request import Request
+from pipeline.runs.request import Request, grouped_by
 from pipeline.runs.steps.bundle import place_rows
 from pipeline.runs.steps.commit import commit
 from pipeline.runs.steps.current import define_goal, keep_committed, scan_unless_current
@@ -125,7 +125,8 @@ def keep_same_columns(request: Request, shards: ShardSet) -> Request:
     """Return the request with a set's column of bundles and its kept columns, unless it names columns of its own."""
     columns = request.read_options.columns or tuple(column.name for column in shards.manifest.columns)
     options = replace(request.read_options, columns=columns)
-    return replace(request, read_options=options, group_by=shards.manifest.group_by)
+    # Bundles need their column in any case, or the new set could not be resharded.
+    return grouped_by(replace(request, read_options=options), shards.manifest.group_by)
 
 
 def resolved_params(manifest: Manifest) -> dict[str, Any]:

@@ -147,6 +147,13 @@ def test_an_assignment_keeps_patients_together(
     output = str(tmp_path / "made")
     made = pipeline.materialize(spark, assignment=alone.uri, input=str(source), output=output, **settings).shards
     assert digests(made) == digests(stratified)
+    # Other kept columns do not take the place of the column that resharding needs.
+    settings |= {"input": str(source), "output": str(tmp_path / "seen"), "keep_columns": ["seen"]}
+    kept = pipeline.materialize(spark, assignment=alone.uri, **settings).shards
+    assert [column.name for column in kept.manifest.columns] == ["seen", "patient"]
+    fewer = pipeline.reshard(spark, input=kept.uri, output=str(tmp_path / "r"), num_workers=2, report=False, quiet=True)
+    found = read(tmp_path / "r", fewer.shards.manifest.to_json())
+    assert (found.groupby("patient").worker.nunique() == 1).all()
 
 
 def test_a_row_without_a_value_names_its_place(spark: SparkSession, source: Path, tmp_path: Path) -> None:

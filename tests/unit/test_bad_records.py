@@ -81,6 +81,33 @@ def test_broken_images_are_left_out(make: object, pieces: int, tmp_path: Path) -
     assert len(leave_out(dataset, "16.7%")[1]) == 2
 
 
+@pytest.mark.parametrize("make", [make_folder, make_parquet, make_tfrecord])
+def test_a_file_of_broken_images_is_left_out(make: Any, tmp_path: Path) -> None:
+    """The shape of its images is that of other files; alone, it has none."""
+    make(tmp_path)
+    options = ReadOptions(counts_broken=True)
+    if make is make_folder:
+        (tmp_path / "1").mkdir()
+        broken = tmp_path / "1" / "0.png"
+        broken.write_bytes(image_file(2))
+    elif make is make_parquet:
+        broken = tmp_path / "2.parquet"
+        pq.write_table(pa.table({"image": [image_file(2)], "label": [0]}), broken)
+    else:
+        broken = tmp_path / "b"
+        broken.write_bytes(tfrecord([example(image=image_file(2), label=0)]))
+    dataset = discover(Store(), str(tmp_path), run=serial, read_options=options)
+    rest, bad_records = leave_out(dataset, "3")
+    assert (rest.rows, sum(entry.records for entry in bad_records)) == (10, 3)
+    assert bad_records[-1].source == str(broken if make is not make_folder else broken.parent)
+    pixels = np.concatenate([block.images for block in rest.read(0, 10)]).reshape(-1, 3, 5, 4)
+    assert np.array_equal(pixels, IMAGES[[row for row in range(12) if row not in BROKEN]].transpose(0, 3, 1, 2))
+    with pytest.raises(DataError, match="cannot be decoded"):
+        discover(Store(), str(tmp_path), run=serial)
+    with pytest.raises(DataError, match="cannot be decoded"):
+        discover(Store(), str(broken if make is not make_folder else tmp_path / "1"), run=serial, read_options=options)
+
+
 def test_labels_out_of_range_are_left_out(tmp_path: Path) -> None:
     records = np.zeros((4, 3073), np.uint8)
     records[:, 0] = [1, 77, 3, 78]
@@ -89,7 +116,7 @@ def test_labels_out_of_range_are_left_out(tmp_path: Path) -> None:
     rest, bad_records = leave_out(dataset, "50%")
     assert [(entry.record, entry.records) for entry in bad_records] == [(1, 1), (3, 1)]
     assert [block.labels.tolist() for block in rest.read(0, 2)] == [[1], [3]]
-    with pytest.raises(DataError, match=r"4 of 4 records are broken, and --max-bad-records allows 4"):
+    with pytest.raises(DataError, match=r"all 4 records are broken; the first: "):
         leave_out(discover(Store(), str(tmp_path), run=serial, read_options=ReadOptions(num_classes=1)), "100%")
 
 

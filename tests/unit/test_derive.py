@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from scipy import stats
 
 from pipeline.__main__ import main as pipeline_main
@@ -164,6 +165,31 @@ def test_evaluation_rows_may_lie_elsewhere(source: Path, tmp_path: Path) -> None
     _, test = train_and_test(str(tmp_path / "d"))
     assert test is not None
     assert test.rows == 20
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_evaluation_rows_have_the_numbers_of_training_classes(separate: bool, tmp_path: Path) -> None:
+    """No evaluation row is a cat, so that the first class of the evaluation files is the second one of training."""
+    train, test = tmp_path / "photos" / "train", (tmp_path / "other" if separate else tmp_path / "photos") / "test"
+    for folder, names in ((train, ("cat", "dog", "emu")), (test, ("dog", "emu"))):
+        for name in names:
+            (folder / name).mkdir(parents=True)
+            image = np.full((4, 4, 3), 80 * ("cat", "dog", "emu").index(name), np.uint8)
+            Image.fromarray(image).save(folder / name / "1.png")
+    evaluation = str(tmp_path / "other") if separate else None
+    assert derive(str(tmp_path / "photos"), tmp_path / "d", Derivation(), evaluation)
+    for side in train_and_test(str(tmp_path / "d")):
+        assert side is not None
+        (block,) = side.read(0, side.rows)
+        assert (block.images[:, 0] // 80).tolist() == block.labels.tolist()
+        assert side.layout.class_names in ((), ("cat", "dog", "emu"))
+
+
+def test_evaluation_files_that_are_the_training_files_are_refused(source: Path, tmp_path: Path) -> None:
+    only = str(source / "data_batch_1.bin")
+    with pytest.raises(UsageError, match="read the same files; name the evaluation files"):
+        derive(only, tmp_path / "d", Derivation(), only)
+    assert not (tmp_path / "d").exists()
 
 
 def test_class_blocks_reorder_training_rows_alone(source: Path, tmp_path: Path) -> None:

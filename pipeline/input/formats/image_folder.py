@@ -52,7 +52,10 @@ class ImageFolder(Format):
                 f"{file.path} holds no image files{count}; name the folder above the folders of the classes"
             )
         raw = Layout(CIFAR_SHAPE)
-        shape, _ = first_shape(partial(shape_of_image, _read(store, image), raw, image.path) for image in images)
+        expected = options.expected_shape and (options.expected_shape, True)
+        shape, _ = first_shape(
+            (partial(shape_of_image, _read(store, image), raw, image.path) for image in images), expected
+        )
         layout = Layout(shape, class_names=(class_of_folder(file.path),), named_labels=True)
         return DataFile(
             file.path,

@@ -87,7 +87,7 @@ class SampleFormat(Format):
         label_name = options.label_column or ""
         raw = Layout(options.shape or CIFAR_SHAPE)
         samples = self.samples(store, file.path, 0, image_name, None if options.unlabelled else label_name)
-        scan = _scan(samples, raw, options.counts_broken)
+        scan = _scan(samples, raw, options.counts_broken, options.expected_shape)
         if scan is None:
             return DataFile(file.path, file.bytes, file.modified_ms, 0, change=file.change), raw
         named = scan.label_type is str
@@ -143,7 +143,9 @@ class SampleFormat(Format):
             yield Columns(np.array(labels, np.int32), pixels)
 
 
-def _scan(samples: Iterable[Sample], raw: Layout, counts_broken: bool) -> SampleScan | None:
+def _scan(
+    samples: Iterable[Sample], raw: Layout, counts_broken: bool, expected: tuple[int, int, int] | None
+) -> SampleScan | None:
     """Return the offsets, labels and image shape of the samples of a file, or None if it has none.
 
     Raises DataError for labels of several kinds, for a broken sample, and if none of the first images is valid.
@@ -152,6 +154,7 @@ def _scan(samples: Iterable[Sample], raw: Layout, counts_broken: bool) -> Sample
         samples: the samples.
         raw: the layout of raw images.
         counts_broken: accept broken samples and labels of several kinds.
+        expected: see ``first_shape``.
     """
     offsets: list[int] = []
     names: set[str] = set()
@@ -178,6 +181,8 @@ def _scan(samples: Iterable[Sample], raw: Layout, counts_broken: bool) -> Sample
                 shape = shape_of_image(sample.image, raw, sample.place)
             except DataError as error:
                 problem = problem or error
+    if shape is None and expected and types:
+        shape = (expected, True)
     if shape:
         return SampleScan(offsets, *shape, types.most_common(1)[0][0], names)
     if problem:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.shardset.parts import Repeats
@@ -12,6 +11,7 @@ from pipeline.doctor import beforehand
 from pipeline.input.arrivals import BadRecord
 from pipeline.input.bad_records import leave_out_bad, parse_limit
 from pipeline.input.dataset import Dataset, discover
+from pipeline.input.evaluation import check_evaluation
 from pipeline.input.quarantine import path_of
 from pipeline.runs.request import Request
 from pipeline.runs.steps.run import ShardingRun
@@ -93,22 +93,7 @@ def discover_inputs(run: ShardingRun) -> Inputs:
     if not request.eval_input:
         return Inputs(dataset)
     evaluation = find(request.eval_input, True, dataset.layout.class_names)
-    # The classes may differ: evaluation rows need not contain every class.
-    layout = dataset.layout
-    ignored: dict[str, Any] = {"num_classes": None, "class_names": (), "attributes": ()}
-    compared = [replace(each, **ignored) for each in (evaluation.layout, layout)]
-    if compared[0] != compared[1]:
-        raise DataError(
-            f"{evaluation.uri} holds {compared[0].describe()}, the input {compared[1].describe()}; they must match"
-        )
-    # If one of them numbers its classes and the other names them, equal labels can be different classes.
-    if layout.named_labels and bool(layout.class_names) != bool(evaluation.layout.class_names):
-        raise DataError(
-            f"{evaluation.uri} has the class {(evaluation.layout.class_names or ('0',))[0]!r}, and the classes of the"
-            " input are whole numbers; name the classes alike"
-        )
-    if {(file.path, file.split) for file in evaluation.files} & {(file.path, file.split) for file in dataset.files}:
-        raise UsageError(f"--eval-input {evaluation.uri} and --input read the same files; name the evaluation files")
+    check_evaluation(dataset, evaluation)
     return Inputs(dataset, evaluation)
 
 

@@ -159,7 +159,9 @@ def _looks_raw(values: Any, size: int) -> bool:
     return True
 
 
-def first_image_shape(table: ColumnTable, column: str, layout: Layout, path: str) -> ImageShape:
+def first_image_shape(
+    table: ColumnTable, column: str, layout: Layout, path: str, expected: tuple[int, int, int] | None
+) -> ImageShape:
     """Return the shape of the first valid image, and whether images are decoded one by one (see ``first_shape``).
 
     Args:
@@ -167,6 +169,7 @@ def first_image_shape(table: ColumnTable, column: str, layout: Layout, path: str
         column: the image column.
         layout: the layout of raw images.
         path: the file, for error lines.
+        expected: see ``first_shape``.
     """
     kind = table.schema.field(column).type
 
@@ -182,7 +185,8 @@ def first_image_shape(table: ColumnTable, column: str, layout: Layout, path: str
 
     # One row at a time, because the first image is nearly always valid.
     batches = table.batches(1, None, [column])
-    return first_shape(partial(shape_of_row, row, batch.column(0)) for row, batch in enumerate(batches))
+    shapes = (partial(shape_of_row, row, batch.column(0)) for row, batch in enumerate(batches))
+    return first_shape(shapes, expected and (expected, not _numbers_in(kind)))
 
 
 def _nested_shape(array: pa.Array, layout: Layout, column: str, path: str, row: int) -> tuple[int, int, int]:

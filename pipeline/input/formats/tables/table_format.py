@@ -89,7 +89,7 @@ class TableFormat(Format):
         )
         if rows == 0:
             return data, layout
-        shape, is_decoded = first_image_shape(table, image, layout, file.path)
+        shape, is_decoded = first_image_shape(table, image, layout, file.path, options.expected_shape)
         layout = replace(layout, shape=shape)
         if is_decoded:
             step = rows if table.is_sequential else max(1, DECODED_BYTES // layout.record_bytes)
