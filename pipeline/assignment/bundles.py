@@ -83,9 +83,10 @@ def place_bundles(cells: BundleCells, targets: Ints, order: BundleOrder, seed: i
     one with the least sum over the bundle's groups of rows x (count - target). Ties go to the worker that lacks most
     rows, then to the lowest. O(cells x workers).
 
-    With one group, no worker gets more than its target plus the largest bundle; with equal targets, sizes differ by at
-    most the largest bundle. With several groups and equal targets, the sum of the squared differences is at most the sum
-    of the squared cells, which is its mean if bundles are drawn independently.
+    With one group, no worker gets more than its target plus the largest bundle. With even targets, sizes differ by at
+    most the largest bundle, and by one row more in drawn order if targets differ by one. With several groups and equal
+    targets, the sum of the squared differences is at most the sum of the squared cells, which is its mean if bundles are
+    drawn independently.
 
     Args:
         cells: the rows of bundles by group.

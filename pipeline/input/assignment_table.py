@@ -19,6 +19,7 @@ from pipeline.core.storage.store import Store
 from pipeline.input.files import match_paths, plain_files
 
 COLUMNS = ("id", "worker", "copy", "group")  # the last two may be absent
+PARQUET = b"PAR1"  # the first bytes of such a file
 ABSENT = -1
 BATCH_ROWS = 1 << 18
 MOST_ROWS = 1 << 48
@@ -59,11 +60,13 @@ def read_lines(store: Store, path: str) -> Iterator[Ints]:
 
     Raises DataError if the file is no such table."""
     with store.open(path) as file, broken_is_data_error(path):
-        if path.endswith((".csv", ".csv.gz")):
-            source: Any = pa.CompressedInputStream(file, "gzip") if path.endswith(".gz") else file
+        if path.lower().endswith((".csv", ".csv.gz")):
+            source: Any = pa.CompressedInputStream(file, "gzip") if path.lower().endswith(".gz") else file
             reader = csv.open_csv(source)
             yield from (_columns(batch, path) for batch in reader)
             return
+        if file.read(len(PARQUET)) != PARQUET:
+            raise DataError(f"{path} is no Parquet file; the name of a CSV file ends with .csv or .csv.gz")
         parquet = pq.ParquetFile(file)
         have = [name for name in COLUMNS if name in parquet.schema_arrow.names]
         _check_columns(parquet.schema_arrow.names, path)

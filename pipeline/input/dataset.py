@@ -293,9 +293,9 @@ def _survey_all(
     If broken records are counted, a file whose first images are all broken has the shape of another file's."""
     surveys: list[Survey] = list(run(lambda entry: _survey(kind, store, entry, options), entries))
     failed = [at for at, (_, _, error) in enumerate(surveys) if error]
-    known = next((layout.shape for file, layout, _ in surveys if file and layout and file.rows), options.shape)
-    if options.counts_broken and failed and known:
-        expecting = replace(options, expected_shape=known)
+    shape = next((layout.shape for file, layout, _ in surveys if file and layout and file.rows), options.shape)
+    if options.counts_broken and failed and shape:
+        expecting = replace(options, expected_shape=shape)
         again = run(lambda entry: _survey(kind, store, entry, expecting), [entries[at] for at in failed])
         for at, result in zip(failed, again, strict=True):
             surveys[at] = result

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from pipeline.core.errors import UsageError
-from pipeline.core.shardset.layout import MAX_CLASSES
-from pipeline.core.shardset.schema import OWN_COLUMNS
+from pipeline.core.shardset.layout import MAX_CLASSES, MAX_IMAGE_BYTES
+from pipeline.core.shardset.schema import is_own_column
 from pipeline.input.channels import check_channels
 from pipeline.input.resize import Size, check_size
+
+
+def _whole_numbers(flag: str, values: Sequence[int] | None, count: int) -> tuple[int, ...] | None:
+    """Return the numbers of an option, or None if it is not set. Raises UsageError unless they are ``count`` integers."""
+    if values is None:
+        return None
+    numbers = tuple(values) if isinstance(values, Iterable) else ()
+    if len(numbers) != count or not all(isinstance(each, Integral) and not isinstance(each, bool) for each in numbers):
+        expected = "a whole number" if count == 1 else f"{count} whole numbers"
+        raise UsageError(f"{flag} must be {expected}, got {values[0] if count == 1 else values!r}")
+    return tuple(map(int, numbers))
 
 
 @dataclass(frozen=True)
@@ -47,14 +61,26 @@ class ReadOptions:
     evaluation: bool = False
 
     def __post_init__(self) -> None:
-        if self.num_classes is not None and not 1 <= self.num_classes <= MAX_CLASSES:
-            raise UsageError(f"--num-classes must be in 1..{MAX_CLASSES}, got {self.num_classes}")
+        # Programs may pass lists and numbers of numpy, which the manifest and the identity do not hold.
+        object.__setattr__(self, "shape", _whole_numbers("--image-shape", self.shape, 3))
+        object.__setattr__(self, "resize", _whole_numbers("--resize", self.resize, 2))
+        if self.num_classes is not None:
+            (num_classes,) = _whole_numbers("--num-classes", (self.num_classes,), 1) or ()
+            object.__setattr__(self, "num_classes", num_classes)
+            if not 1 <= num_classes <= MAX_CLASSES:
+                raise UsageError(f"--num-classes must be in 1..{MAX_CLASSES}, got {num_classes}")
+        if self.shape and not (min(self.shape) >= 1 and math.prod(self.shape) <= MAX_IMAGE_BYTES):
+            raise UsageError(
+                f"--image-shape {'x'.join(map(str, self.shape))}: numbers are at least 1, and give at most"
+                f" {MAX_IMAGE_BYTES:,} bytes per image"
+            )
         if self.unlabelled and self.num_classes is not None:
             raise UsageError("--unlabelled and --num-classes exclude each other")
         check_channels(self.channels)
-        if own := [name for name in self.columns if name in OWN_COLUMNS]:
+        if own := [name for name in self.columns if is_own_column(name)]:
             raise UsageError(f"--keep-columns {own[0]}: shards have a column of this name already; leave it out")
-        if len(set(self.columns)) < len(self.columns) or "" in self.columns:
+        # Spark ignores case, and refuses to read two columns of one name.
+        if len({name.lower() for name in self.columns}) < len(self.columns) or "" in self.columns:
             raise UsageError(f"--keep-columns {','.join(self.columns)}: name every column once")
         check_size(self.resize)
 

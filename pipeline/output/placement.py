@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.assignment.bundles import Keys
 from pipeline.assignment.groups import GroupTable
@@ -135,7 +136,9 @@ def bundle_keys(block: Block, bundle: str) -> Keys:
     """Return a hash of the value that a column has in each row, uint64 [rows]. bundle: the column."""
     columns = block.columns
     own = {"label": columns.labels, "coarse_label": columns.coarse_labels}
-    return value_hashes(pa.array(own[bundle]) if bundle in own else columns.attributes[bundle])
+    values = pa.array(own[bundle]) if bundle in own else columns.attributes[bundle]
+    # -0.0 equals 0.0, but has another text; a sum with 0.0 has no sign.
+    return value_hashes(pc.add(values, 0.0) if pa.types.is_floating(values.type) else values)
 
 
 def deliver_rows(

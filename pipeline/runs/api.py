@@ -121,7 +121,7 @@ def shard(
         group_by=group_by,
         id_column=id_column,
     )
-    spec = find(STRATEGIES, "strategy", strategy)() if isinstance(strategy, str) else strategy
+    spec = strategy if isinstance(strategy, Strategy) else find(STRATEGIES, "strategy", strategy)()
     return shard_request(request, spec, spark=spark, report=report, progress=PhaseLog(quiet=quiet), frames=frames)
 
 

@@ -63,8 +63,8 @@ def assign(
 
     Args:
         data: a path as in ``shard``, where ids are the positions of rows, or a DataFrame with an integer column ``id``,
-            a binary column ``image``, and ``label``. The rows of a DataFrame are written to ``scratch`` once, in the
-            order of its partitions, and dealt in that order; duplicate ids are kept.
+            a column of images, named ``image`` or by ``image_column``, and labels. The rows of a DataFrame are written to
+            ``scratch`` once, in the order of its partitions, and dealt in that order; duplicate ids are kept.
         strategy: a spec, or the name of a strategy with default parameters.
         num_workers: n.
         seed: replaces the strategy's seed.
@@ -89,11 +89,11 @@ def assign(
     spark = data.sparkSession if isinstance(data, DataFrame) else SparkSession.builder.getOrCreate()
     with spark_context(spark) as context:  # also ships the package to a cluster's executors
         store = open_store(context)
-    spec = find(STRATEGIES, "strategy", strategy)() if isinstance(strategy, str) else strategy
+    spec = strategy if isinstance(strategy, Strategy) else find(STRATEGIES, "strategy", strategy)()
     spec = spec if seed is None else replace(spec, seed=seed)
     folder = _scratch(context, store, scratch)
     request = Request(
-        input=_write_as_parquet(data, folder) if isinstance(data, DataFrame) else data,
+        input=_write_as_parquet(data, folder, image_column or "image") if isinstance(data, DataFrame) else data,
         output=folder,
         num_workers=num_workers,
         read_options=ReadOptions(
@@ -147,9 +147,9 @@ def _scratch(context: SparkContext, store: Store, scratch: str | None) -> str:
     return folder
 
 
-def _write_as_parquet(data: DataFrame, folder: str) -> str:
+def _write_as_parquet(data: DataFrame, folder: str, image_column: str) -> str:
     """Write the rows of a DataFrame as Parquet, so that tasks can read them again. Raises UsageError."""
-    if missing := [name for name in ("id", "image") if name not in data.columns]:
+    if missing := [name for name in ("id", image_column) if name not in data.columns]:
         raise UsageError(f"the DataFrame has no column {missing[0]}; it has {', '.join(data.columns)}")
     if (kind := dict(data.dtypes)["id"]) not in ("bigint", "int", "smallint", "tinyint"):
         raise UsageError(f"the column id is of {kind}, not of whole numbers")

@@ -16,7 +16,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _assign(argv: Sequence[str]) -> int:
-    flags = cli.sharding_parser("python -m pipeline assign", main.__doc__, assignment=False)
+    flags = cli.sharding_parser("python -m pipeline assign", main.__doc__, assignment=False, writes_shards=False)
     cli.add_strategy_flags(flags, STRATEGIES, required=True)
     args = parse(flags, argv)
     args.assignment_only = True

@@ -38,8 +38,8 @@ def parser(prog: str, description: str | None) -> Parser:
     return command_line.parser(prog, description, EPILOG)
 
 
-def add_input_flags(flags: argparse.ArgumentParser) -> None:
-    """Add the group of flags that name and describe the input."""
+def add_input_flags(flags: argparse.ArgumentParser, *, evaluation: bool = True) -> None:
+    """Add the group of flags that name and describe the input. evaluation: add --eval-input."""
     group = flags.add_argument_group("input")
     group.add_argument(
         "--input",
@@ -47,9 +47,10 @@ def add_input_flags(flags: argparse.ArgumentParser) -> None:
         metavar="URI",
         help="folder, file or glob pattern of labelled images, or a table of Spark as table:NAME, delta:URI or iceberg:NAME;"
         " in a folder with training and test files, the training files are read, and partition folders such as label=3"
-        " become columns",
+        " give the labels",
     )
-    group.add_argument("--eval-input", metavar="URI", help="evaluation images, which are committed to OUTPUT/_eval")
+    if evaluation:
+        group.add_argument("--eval-input", metavar="URI", help="evaluation images, which are committed to OUTPUT/_eval")
     group.add_argument(
         "--id-column",
         metavar="NAME",
@@ -125,18 +126,24 @@ WORKERS = "number of shards, a shard per worker (default: the number of ratios, 
 
 
 def add_output_flags(
-    flags: argparse.ArgumentParser, *, workers: str = WORKERS, ratios: bool = True, rescan: bool = True
+    flags: argparse.ArgumentParser,
+    *,
+    output: str = "folder of the shard set",
+    workers: str = WORKERS,
+    ratios: bool = True,
+    rescan: bool = True,
 ) -> None:
     """Add the group of flags about the output.
 
     Args:
         flags: the parser.
+        output: help text of --output.
         workers: help text of --workers.
         ratios: add --ratios and --ratios-from.
         rescan: add --rescan.
     """
     group = flags.add_argument_group("output")
-    group.add_argument("--output", required=True, metavar="URI", help="folder of the shard set")
+    group.add_argument("--output", required=True, metavar="URI", help=output)
     group.add_argument("--workers", type=int, metavar="INT", help=workers)
     if ratios:
         # Both flags set the shares of the workers, so only one may be given.
@@ -213,6 +220,7 @@ def sharding_parser(
     strategy: type[Strategy] | None = None,
     *,
     assignment: bool = True,
+    writes_shards: bool = True,
 ) -> Parser:
     """Return the flags of a job that shards raw images.
 
@@ -221,10 +229,11 @@ def sharding_parser(
         description: text of its help.
         strategy: its flags are added; None: the job has no fixed strategy.
         assignment: offer --assignment-only.
+        writes_shards: offer --eval-input; --output is the folder of shards, else of an assignment.
     """
     flags = parser(prog, description)
-    add_input_flags(flags)
-    add_output_flags(flags)
+    add_input_flags(flags, evaluation=writes_shards)
+    add_output_flags(flags, output=f"folder of the {'shard set' if writes_shards else 'assignment'}")
     if assignment:
         flags.add_argument(
             "--assignment-only",

@@ -16,7 +16,7 @@ from pipeline.core.shardset.commit import check_reports
 from pipeline.core.shardset.contract import FORMAT_VERSION
 from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.shardset.ratios import lowest_terms
-from pipeline.core.shardset.schema import OWN_COLUMNS
+from pipeline.core.shardset.schema import is_own_column
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.store import ENCRYPTED_SPILL, Store, configured_settings
 from pipeline.core.storage.uri import WEB_SCHEMES, names_table, split_uri
@@ -26,6 +26,7 @@ from pipeline.input.files import check_apart, match_paths
 from pipeline.input.read_options import ReadOptions
 from pipeline.strategies import Strategy
 
+INTERVALS = ("ds", "run_id")
 NATIVE = ("label", "coarse_label")  # columns by which rows are grouped without being kept
 
 
@@ -78,7 +79,7 @@ class Request:
         object.__setattr__(self, "num_workers", int(self.num_workers))
         if self.ratios is not None:
             object.__setattr__(self, "ratios", lowest_terms(self.ratios, self.num_workers))
-        object.__setattr__(self, "interval", dict(self.interval) if self.interval else None)
+        object.__setattr__(self, "interval", _checked_interval(self.interval))
         if self.max_bad_records is not None:
             parse_limit(self.max_bad_records)
         if self.assignment_only and self.eval_input:
@@ -101,6 +102,15 @@ class Request:
         return [uri for uri in inputs if uri and not names_table(uri) and uri not in self.tables]
 
 
+def _checked_interval(interval: Mapping[str, str] | None) -> dict[str, str] | None:
+    """Return the data interval of a batch run, or None. Raises UsageError unless it is a single text of a known kind."""
+    if not interval:
+        return None
+    if len(interval) != 1 or not all(key in INTERVALS and isinstance(value, str) for key, value in interval.items()):
+        raise UsageError(f"interval must be {{'ds': TEXT}} or {{'run_id': TEXT}}, got {dict(interval)!r}")
+    return dict(interval)
+
+
 def with_bundles(request: Request, strategy: Strategy) -> Request:
     """Return the request with the column of its bundles, if any, which then travels into the shards.
 
@@ -111,7 +121,7 @@ def with_bundles(request: Request, strategy: Strategy) -> Request:
     if "" in (own, request.group_by):
         raise UsageError(f"{'--column' if own == '' else '--group-by'} names no column; name one, or leave it out")
     column = own or request.group_by
-    if column in OWN_COLUMNS and column not in NATIVE:
+    if column and is_own_column(column) and column not in NATIVE:
         raise UsageError(f"--group-by {column}: rows cannot be kept together by this column; name another one")
     return grouped_by(request, column)
 
@@ -256,6 +266,7 @@ def difference(committed: ShardSet, request: Request, strategy: Strategy) -> str
         "interval": request.interval,
         "evaluation rows": "yes" if request.eval_input else "none",
         "kept columns": request.read_options.columns,
+        "labels": "none" if request.read_options.unlabelled else "read",
         "assignment only": request.assignment_only,
         "grouped by": request.group_by,
     }
@@ -268,6 +279,7 @@ def difference(committed: ShardSet, request: Request, strategy: Strategy) -> str
         "interval": manifest.interval,
         "evaluation rows": "yes" if manifest.evaluation else "none",
         "kept columns": [column.name for column in manifest.columns],
+        "labels": "read" if "label" in manifest.labels.columns or "target" in manifest.labels.columns else "none",
         "assignment only": manifest.assignment_only,
         "grouped by": manifest.group_by,
         "channels": next(iter(manifest.image.shape), None),
@@ -283,7 +295,8 @@ def difference(committed: ShardSet, request: Request, strategy: Strategy) -> str
         for name, value in settings.items()
         if committed_settings.get(name) != value
     ]
-    return "; ".join(differences) or "its input"
+    # A manifest has neither columns of images and labels nor limits of broken records.
+    return "; ".join(differences) or "its input, or how it is read"
 
 
 def _value_text(value: object) -> str:

@@ -55,6 +55,8 @@ def test_a_name_is_the_strategy_with_its_defaults(spark: SparkSession, source: P
     assert digests(named) == digests(given)
     with pytest.raises(UsageError, match=r"must be round_robin, .* sorted or by_attribute, got 'stratify'"):
         pipeline.shard(spark, **data, output=str(tmp_path / "x"), strategy="stratify", **quiet)
+    with pytest.raises(UsageError, match=r"must be round_robin, .* sorted or by_attribute, got None"):
+        pipeline.shard(spark, **data, output=str(tmp_path / "x"), strategy=None, **quiet)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="--workers must be at least 1, got 0"):
         pipeline.shard(spark, **{**data, "num_workers": 0}, output=str(tmp_path / "x"), strategy="random", **quiet)
     with pytest.raises(DataError, match=r"has no manifest\.json"):

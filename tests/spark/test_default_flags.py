@@ -354,6 +354,13 @@ def test_doctor() -> None:
 def test_zip(tmp_path: Path) -> None:
     archive = tmp_path / "packages.zip"
     assert last_line(run_command("zip", "--to", archive)) == f"{archive}: written"
+    assert [path.name for path in tmp_path.iterdir()] == ["packages.zip"]
+    (tmp_path / "folder").mkdir()
+    refused = run_command("zip", "--to", tmp_path / "folder")
+    assert (refused.code, refused.err) == (2, f"zip: --to {tmp_path / 'folder'} is a folder; name the zip file\n")
+    failed = run_command("zip", "--to", archive / "x.zip")
+    assert failed.code == 1
+    assert failed.err.endswith(f"{archive / 'x.zip'} cannot be written: File exists; choose another --to\n")
 
 
 def test_fetch(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

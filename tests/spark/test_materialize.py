@@ -299,6 +299,13 @@ def test_a_notebook_assigns_a_data_frame_by_its_own_ids(spark: SparkSession, tmp
     share = np.bincount(labels)[:, None] * np.array([1, 1, 1, 1, 1, 1, 2]) / 8
     assert (np.abs(counts - share) < 1).all()
     assert (found.group.to_numpy() == found.id.map(dict(zip(1000 + 3 * np.arange(600), labels, strict=True)))).all()
+    with pytest.raises(UsageError, match="the DataFrame has no column pixels; it has id, label, image"):
+        pipeline.assign(frame, "random", 2, image_column="pixels")
+    renamed = frame.withColumnRenamed("image", "pixels")
+    with_name = pipeline.assign(renamed, "random", 2, image_shape=SHAPE, image_column="pixels")
+    without = pipeline.assign(frame, "random", 2, image_shape=SHAPE)
+    tables: list[Any] = [each.toPandas() for each in (with_name, without)]
+    pd.testing.assert_frame_equal(*(table.sort_values("id", ignore_index=True) for table in tables))
     with pytest.raises(UsageError, match="the DataFrame has no column id; it has label, image"):
         pipeline.assign(frame.drop("id"), "random", 2)
     with pytest.raises(UsageError, match="the column id is of string"):

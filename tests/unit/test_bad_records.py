@@ -120,6 +120,14 @@ def test_labels_out_of_range_are_left_out(tmp_path: Path) -> None:
         leave_out(discover(Store(), str(tmp_path), run=serial, read_options=ReadOptions(num_classes=1)), "100%")
 
 
+@pytest.mark.parametrize("name", ["", "x" * 201])
+def test_a_class_name_without_or_with_many_characters_is_refused(name: str, tmp_path: Path) -> None:
+    table = pa.table({"image": [image_file(row) for row in (0, 1)], "label": ["b", name]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a class is named 'x*': names have 1 to 200 characters"):
+        discover(Store(), str(tmp_path), run=serial)
+
+
 def make_npy(path: Path, labels: list[int], images: np.ndarray) -> None:
     np.save(path / "images.npy", images)
     np.save(path / "labels.npy", labels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from pathlib import Path
@@ -79,6 +80,16 @@ def days(tmp_path: Path) -> Path:
 )
 def test_a_pattern_names_what_it_names_in_a_shell(days: Path, pattern: str, expected: list[str]) -> None:
     assert found(days, pattern) == expected
+
+
+def test_a_name_that_is_no_utf8_is_refused_at_once(tmp_path: Path) -> None:
+    """A manifest could not hold it."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (Path(os.fsdecode(os.fsencode(folder) + b"/x\xff.bin"))).write_bytes(b"x")
+    for place in (str(folder), str(next(folder.iterdir()))):
+        with pytest.raises(DataError, match=r"in/x\\udcff\.bin has a name that is not UTF-8: rename it"):
+            input_files(Store(), place, evaluation=False)
 
 
 def test_a_pattern_gives_training_or_test_files(days: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from PIL import Image
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.shardset.schema import attribute_hash, value_hashes
 from pipeline.core.storage.store import Store
-from pipeline.input.dataset import Dataset, discover, serial
+from pipeline.input.dataset import Block, Dataset, discover, serial
 from pipeline.input.decoded import LOCAL_DIRS
 from pipeline.input.formats import Columns
 from pipeline.input.read_options import ReadOptions
+from pipeline.output.placement import bundle_keys
+from pipeline.runs.request import Request
 from pipeline.runs.steps.write import verify_chunks
 from tests.conftest import make_rows, write_binary
 from tests.support.sharding_runs import kept_table, parquet_with_columns
@@ -99,15 +102,54 @@ def test_hashes_of_kept_columns_tell_a_moved_value() -> None:
     ("names", "message"),
     [
         (("nowhere",), "has no column nowhere; its columns are image, label, site"),
-        (("v",), r"column v is fixed_size_list<.*>\[3\]; numbers, text, dates and times are kept"),
+        (("v",), r"column v is fixed_size_list<.*>\[3\]; whole and real numbers, true or false, text"),
         (("label",), "shards have a column of this name already; leave it out"),
+        (("ID",), "--keep-columns ID: shards have a column of this name already"),
+        (("worker",), "--keep-columns worker: shards have a column of this name already"),
         (("site", "site"), "--keep-columns site,site: name every column once"),
+        (("site", "Site"), "--keep-columns site,Site: name every column once"),
     ],
 )
 def test_columns_that_cannot_be_kept_are_one_line(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
     folder = parquet_with_columns(tmp_path / "p", rows=20)
     with pytest.raises(UsageError, match=message):
         discovered(folder, *names)
+
+
+def test_zeros_of_either_sign_are_one_bundle() -> None:
+    block = Block(np.arange(3), Columns(np.zeros(3, np.int32), None, attributes={"x": pa.array([0.0, -0.0, 1.0])}))
+    keys = bundle_keys(block, "x")
+    assert keys[0] == keys[1] != keys[2]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"shape": (48,)}, r"--image-shape must be 3 whole numbers, got \(48,\)"),
+        ({"shape": "3x4"}, "--image-shape must be 3 whole numbers, got '3x4'"),
+        ({"shape": (3, 4.0, 4)}, "--image-shape must be 3 whole numbers"),
+        ({"shape": (3, 0, 4)}, "--image-shape 3x0x4: numbers are at least 1"),
+        ({"shape": (3, 1 << 20, 1 << 20)}, "at most 268,435,456 bytes per image"),
+        ({"resize": 2}, "--resize must be 2 whole numbers, got 2"),
+        ({"num_classes": "3"}, "--num-classes must be a whole number, got '3'"),
+        ({"num_classes": True}, "--num-classes must be a whole number, got True"),
+    ],
+)
+def test_options_of_other_types_are_one_line(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ReadOptions(**values)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    options = ReadOptions(shape=np.array([3, 4, 5]), num_classes=np.int64(7))  # type: ignore[arg-type]
+    assert options == ReadOptions(shape=(3, 4, 5), num_classes=7)
+    assert json.dumps([options.shape, options.num_classes]) == "[[3, 4, 5], 7]"
+
+
+@pytest.mark.parametrize("interval", [{"ds": 3}, {"day": "x"}, {"ds": "2026-01-01", "run_id": "z"}])
+def test_an_interval_of_another_form_is_one_line(interval: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"interval must be \{'ds': TEXT\} or \{'run_id': TEXT\}, got"):
+        Request("in", "out", 2, interval=interval)
 
 
 def test_formats_without_columns_say_so(tmp_path: Path) -> None:

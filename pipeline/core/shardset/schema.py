@@ -35,6 +35,12 @@ KEPT_TYPES = {
 }
 SPARK_TYPES = {"int32": "integer", "float": "float", "binary": "binary"} | KEPT_TYPES
 OWN_COLUMNS = ("id", "label", "coarse_label", "target", "image", "copy", "neighbourhood")
+PARTITION_COLUMN = "worker"  # Spark reads it from the names of folders, whatever the files hold
+
+
+def is_own_column(name: str) -> bool:
+    """Return whether a kept column of this name would hide one of the set's own from Spark, which ignores case."""
+    return name.lower() in (*OWN_COLUMNS, PARTITION_COLUMN)
 
 
 def record_schema(layout: Layout, *, neighbourhood: bool, copy: bool = True) -> pa.Schema:

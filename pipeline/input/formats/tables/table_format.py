@@ -142,7 +142,8 @@ class TableFormat(Format):
             kind = kept_type(schema.field(name).type)
             if kind is None:
                 raise UsageError(
-                    f"{file.path}: column {name} is {schema.field(name).type}; numbers, text, dates and times are kept"
+                    f"{file.path}: column {name} is {schema.field(name).type}; whole and real numbers, true"
+                    " or false, text, dates and timestamps are kept"
                 )
             columns.append(KeptColumn(name, kind))
         return tuple(columns)
