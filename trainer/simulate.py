@@ -36,9 +36,10 @@ examples: python -m trainer.simulate --shards build/shards --model cnn \\
               --batch-size 1000 --steps 50 --output build/toy \\
               --compare asp,ssp:3,all-reduce,d-psgd --profile lognormal:0.5
 
-All options of the trainer are accepted; those of real processes, such as
---device and --same-host, have no effect. The run's folder and report have the
-form of a real run, with virtual seconds."""
+Options of the trainer are accepted, except those of clusters and monitoring,
+--follow and --collective torch. Options of processes, such as --threads of
+evaluators and --same-host, have no effect. The run's folder and report have
+the form of a real run, with virtual seconds."""
 
 
 def simulate(config: Config, simulated: SimulationSettings, options: Options | None = None) -> Result:
@@ -61,6 +62,8 @@ def parser() -> Parser:
         if action.dest in ("shards", "output"):  # a toy loss needs no shards, and a replay no folder
             action.required = False
             action.default = ""
+        if action.dest == "output":
+            action.help = "local folder of the run"
         if action.dest == "device":  # has no effect in virtual time
             action.help = AdvancedHelp(action.help)
     group = result.add_argument_group("virtual time")
