@@ -449,6 +449,19 @@ def test_all_reduce_has_the_pools_of_bsp(shards: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("values", [{"protocol": "bsp", "gossip_signal": "start"}, {"exchange": "all-reduce"}])
+def test_a_death_in_any_step_keeps_the_pools(values: dict[str, Any], shards: Path, tmp_path: Path) -> None:
+    """Random selections depend on no losses, so a worker that repeats a step has the examples that it had before."""
+    settings = {"steps": 22, "gossip_every": 1, "epoch_checkpoints": False} | values
+    whole = run(shards, tmp_path / "whole", **settings)
+    assert len(events_of(whole, GossipEvent)) > 1
+    for tenth in range(1, 25, 2):
+        machines = SCHEDULE | {"failures": parse_failures(f"worker:{tenth % 3}@{tenth / 10}+0.3")}
+        disturbed = run(shards, tmp_path / str(tenth), simulated=machines, **settings)
+        assert final(disturbed).tobytes() == final(whole).tobytes(), tenth
+
+
+@pytest.mark.slow
 def test_training_waits_for_no_exchange(shards: Path, tmp_path: Path) -> None:
     """The pushes of a run are those of one without exchange, at the same times, also with a worker that never returns."""
     machines = SCHEDULE | {"failures": parse_failures("worker:2@1.5+1000"), "latency_ms": 2.0}

@@ -83,6 +83,9 @@ class Coordinator:
         self.records: list[Record] = []  # used and refused gradients that the log does not have yet
         self.sequence = 0  # of the last order
         self.has_ended_stage = False  # no gradient is used any more: another coordinator leads the next stage
+        self.after_update: Callable[[], None] = lambda: (
+            None
+        )  # called before a checkpoint of the update copies the position
         self.diverged: Record | None = None  # the gradient whose loss is not finite
         self._seconds = seconds
         self._snapshots = SnapshotSchedule(budget.position.version, at_epochs=epoch_snapshots)
@@ -237,6 +240,7 @@ class Coordinator:
             # Before the update, which advances the epoch and empties the ledger. Both are needed here.
             rate = self.rate(self.budget.epoch) * self.weights.correction(self.ledger.examples())
             boundary = self._update()
+            self.after_update()
             self._look_for_straggler()
             cancelled = self._cancelled()
         if self.budget.is_spent() and not self.finished:

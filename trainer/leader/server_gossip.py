@@ -38,6 +38,9 @@ class ServerGossip:
         # The log may have it as of a version that is void now.
         if self.rounds.number:
             self._log_round()
+        # In the middle of a step, a worker that repeats it would already have the examples that others have after it.
+        if coordinator.protocol.reproducible:
+            coordinator.after_update = self._complete_round
 
     def add(self, worker: int, session: int, epoch: int, examples: Examples) -> bool:
         """Add examples of a worker, and return whether they count; see Leader.offered."""
@@ -45,6 +48,11 @@ class ServerGossip:
         return is_current and len(examples.ids) > 0 and self.rounds.add(worker, epoch, examples)
 
     def complete_round(self) -> None:
+        """Complete the round if all workers that take part have given their examples, unless only an update may do so."""
+        if not self.coordinator.protocol.reproducible:
+            self._complete_round()
+
+    def _complete_round(self) -> None:
         """Complete the round if all workers that take part have given their examples.
 
         Workers that have done their last step take no part, nor lost ones unless the protocol waits for their gradients."""
