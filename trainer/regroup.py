@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
 from pipeline.core.errors import DataError, UsageError
+from trainer.checkpoints.decisions import stop_of
 from trainer.checkpoints.resumption import Resumption, read_resumption
 from trainer.checkpoints.slice_file import broken
 from trainer.checkpoints.state import STATE, folder_of
@@ -27,7 +28,7 @@ from trainer.gossip.weave import foreign_steps
 from trainer.home.place import Place, listing
 from trainer.options import Options
 from trainer.run_files import FOLLOWED
-from trainer.runlog.run_folder import RunRecord, SavedRun, is_finished
+from trainer.runlog.run_folder import RunRecord, SavedRun, has_stopped_early, is_finished
 from trainer.sampling.mixture import changed_mix
 
 
@@ -250,6 +251,11 @@ def _resumed(context: RunContext, change: Regrouping, resumption: Resumption, *,
     # Its newest checkpoint would be written again as the end of a run of the new workers, who have done nothing. A run that
     # has converged is finished at any of its steps.
     is_over = result.config.steps_per_worker(record.rows) <= result.config.cohorts.present.clock
+    if has_stopped_early(context.home) and stop_of(context.checkpoints, context.config):
+        raise UsageError(
+            f"{context.home} holds a run that --patience has ended early: {request} instead of {last.size} need another"
+            " --patience, or none, too"
+        )
     if is_over or (may_have_converged(context, record) and is_finished(context.home)):
         keeps_length = context.config.data.repartition == "importance"
         need = (

@@ -172,6 +172,12 @@ def test_a_resume_with_more_patience_trains_on(shards: Path, tmp_path: Path, exc
     same = stopped(shards, tmp_path / "run", RESUME, epochs=13, **values)
     assert same.early_stop == done.early_stop, "a larger length alone changes nothing"
     assert same.updates == done.updates
+    written = (tmp_path / "run" / "config.json").read_bytes()
+    with pytest.raises(
+        UsageError, match=r"ended early: --workers 3 --batch-size .* need another --patience, or none, too"
+    ):
+        stopped(shards, tmp_path / "run", RESUME, workers=3, **values)
+    assert (tmp_path / "run" / "config.json").read_bytes() == written
     longer = stopped(shards, tmp_path / "run", RESUME, patience=12, **values)
     plain = run(shards, tmp_path / "plain", epochs=12, **values)
     assert longer.early_stop is None

@@ -378,7 +378,7 @@ def test_files_and_report_of_a_run_have_what_is_documented(trained: Result) -> N
     [
         (["--topology", "graph0"], "graph0"),
         (["--budget", "0"], "--budget must be"),
-        (["--topology", "random-pair"], "leave out --budget"),
+        (["--topology", "random-pair"], "give --exchange d-psgd"),
         (["--servers", "2"], "leave out --servers 2"),
     ],
 )

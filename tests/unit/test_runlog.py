@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from pipeline.core.errors import DataError
 from tests.support.configs import make_config
 from trainer.home.place import blocks
+from trainer.options import Options
 from trainer.report.terminal import ending
 from trainer.run_files import METRICS
 from trainer.runlog import read
@@ -23,9 +25,13 @@ from trainer.runlog.kinds.base import LogEvent
 from trainer.runlog.kinds.evaluation import EvaluationEvent
 from trainer.runlog.kinds.parse import event_from_json
 from trainer.runlog.kinds.run import EndEvent, GenerationEvent, RestartEvent, RollbackEvent, StartEvent
-from trainer.runlog.kinds.training import EpochEvent
+from trainer.runlog.kinds.training import EpochEvent, PassEvent
 from trainer.runlog.read import best, read_events, read_pushes, surviving_events
 from trainer.runlog.result import summarise
+from trainer.simulate import simulate
+from trainer.simulation.failures import parse_failures
+from trainer.simulation.options import SimulationSettings
+from trainer.simulation.profiles import parse_profile
 
 
 def test_events_are_read_in_order_and_torn_lines_cost_no_whole_one(tmp_path: Path) -> None:
@@ -110,10 +116,11 @@ def test_pushes_that_a_rollback_took_away_are_dropped(
 ) -> None:
     """Against a history kept as it happens: a list that is cut at every roll-back."""
     lines, kept, version = [COLUMNS], [], 0
+    clocks = itertools.count()  # a refused gradient that is computed again has a test of its own
     for generation, (back, refused_at_once, updates) in enumerate(generations):
         version = min(version, back)
         went_back = False
-        rows = [(generation, version, 9, 5, 0, 0, 10, 0.5, 3, 1.5, 0, 0.05, 0.001)] * refused_at_once
+        rows = [(generation, version, 9, next(clocks), 0, 0, 10, 0.5, 3, 1.5, 0, 0.05, 0.001)] * refused_at_once
         kept += rows
         lines += [",".join(map(str, row)) for row in rows]
         for pushes, refused in updates:
@@ -122,7 +129,7 @@ def test_pushes_that_a_rollback_took_away_are_dropped(
                 went_back = True
             version += 1
             rows = [(generation, version, w, 5, 0, 0, 10, 0.5, 3, 1.5, 1, 0.05, 0.001) for w in range(pushes)]
-            rows += [(generation, version, 9, 5, 0, 0, 10, 0.5, 3, 1.5, 0, 0.05, 0.001)] * refused
+            rows += [(generation, version, 9, next(clocks), 0, 0, 10, 0.5, 3, 1.5, 0, 0.05, 0.001)] * refused
             kept += rows
             lines += [",".join(map(str, row)) for row in rows]
     path = tmp_path_factory.mktemp("pushes") / "pushes.csv"
@@ -198,6 +205,51 @@ def test_pushes_of_a_generation_that_was_left_do_not_count(tmp_path: Path) -> No
         log_event(tmp_path, "generation", generation=generation, version=version)
     found = read_pushes(path)
     assert list(zip(found["generation"], found["version"], strict=True)) == [(7, 1), (7, 2), (7, 3), (9, 3)]
+
+
+def test_gradients_refused_after_a_checkpoint_count_once(tmp_path: Path) -> None:
+    """They have the version of the checkpoint, to which the run goes back, as those that were refused before it have."""
+    toy: dict[str, Any] = {"model": "resnet20", "protocol": "k-bsp", "k": 1, "batch_size": 40, "steps": 12}
+    machines: dict[str, Any] = {
+        "compute": "quadratic",
+        "workers": 4,
+        "rows": 200,
+        "profile": parse_profile("lognormal:0.5"),
+    }
+    machines |= {"failures": parse_failures("server@1.6+0.5")}
+    result = simulate(
+        make_config("", tmp_path, **toy), SimulationSettings(**machines), Options(silent=True, report=False)
+    )
+    pushes = result.pushes()
+    assert not pushes.duplicated(["worker", "clock"]).any()
+    assert len(pushes) == 4 * 12 * 3, "every step of a worker, used or refused"
+    assert result.rejected == (pushes["accepted"] == 0).sum() == 96
+
+
+def test_the_end_of_an_epoch_is_logged_without_its_checkpoint(tmp_path: Path) -> None:
+    machines = SimulationSettings(compute="quadratic", workers=4, rows=200)
+    found = []
+    for keeps in (True, False):
+        config = make_config(
+            "", tmp_path / str(keeps), protocol="bsp", batch_size=40, steps=12, epoch_checkpoints=keeps
+        )
+        result = simulate(config, machines, Options(silent=True, report=False))
+        epochs = [event for event in result.events() if isinstance(event, EpochEvent)]
+        assert [event.epoch for event in epochs] == [1, 2]
+        found.append(([(event.version, event.loss) for event in epochs], result.running_train_loss))
+    assert found[0] == found[1]
+
+
+def test_passes_that_end_again_count_once() -> None:
+    log: list[LogEvent] = [
+        GenerationEvent(generation=0, version=0),
+        PassEvent(first=1, last=1, version=3, fingerprint="a", expected="a"),
+        PassEvent(first=2, last=3, version=5, fingerprint="a", expected="a"),
+        GenerationEvent(generation=1, version=5),
+        PassEvent(first=2, last=2, version=5, fingerprint="a", expected="a"),
+        PassEvent(first=3, last=3, version=6, fingerprint="a", expected="a"),
+    ]
+    assert surviving_events(log) == [log[i] for i in (0, 1, 3, 4, 5)]
 
 
 def pushes_of(rows: list[tuple[int, int, int, int]]) -> pd.DataFrame:

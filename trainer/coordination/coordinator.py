@@ -80,6 +80,7 @@ class Coordinator:
         self.epoch_sums = EpochSums(budget.position.epoch_sums)
         self.stragglers = StragglerWatch(straggler_rule, budget.num_workers, budget.position.stragglers)
         self.epoch_means: dict[str, float | None] = {}  # of the last epoch that ended
+        self._ended_epoch: int | None = None
         self.records: list[Record] = []  # used and refused gradients that the log does not have yet
         self.sequence = 0  # of the last order
         self.has_ended_stage = False  # no gradient is used any more: another coordinator leads the next stage
@@ -227,6 +228,11 @@ class Coordinator:
             if not (self.ledger.waiting or self.turns.has_ready or self._snapshots.is_wanted or decision.order.stop):
                 return  # the next decision needs another event
 
+    def take_ended_epoch(self) -> int | None:
+        """Return the number of the epoch that ended since the last call, whose means are ``epoch_means``, or None."""
+        epoch, self._ended_epoch = self._ended_epoch, None
+        return epoch
+
     def _next(self, now: float) -> Decision | None:
         """Return the next decision, or None if nothing can be done before another event or another time.
 
@@ -337,6 +343,7 @@ class Coordinator:
         self.stragglers.add((gradient.worker, measured) for gradient, measured in entries)
         if boundary is not None:
             self.epoch_means = self.epoch_sums.end()
+            self._ended_epoch = boundary
         self.turns.note_update(opens_barrier=opens_barrier)
         return boundary
 

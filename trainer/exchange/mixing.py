@@ -287,7 +287,10 @@ def build_plan(
     if budget is not None and not 0 < budget <= 1:
         raise UsageError(f"--budget must be above 0 and at most 1, got {budget:g}")
     if topology in ONE_PEER and budget is not None:
-        raise UsageError(f"topology {topology} uses a single matching per exchange: leave out --budget {budget:g}")
+        raise UsageError(
+            f"--topology {topology} has a single matching per exchange, of which matcha can draw no share: give --exchange"
+            " d-psgd"
+        )
     if topology == RANDOM_PAIR:
         check_workers(num_workers)
         return RandomPairs(num_workers, seed, every)

@@ -29,8 +29,8 @@ class NeighbourExchange(Exchange):
 
     topology: str = option(
         "ring",
-        "graph of neighbours: ring, complete, torus, exponential, random-pair, graph0 (8 workers), or the path of a file"
-        " of links",
+        "graph of neighbours: ring, complete, torus, exponential, random-pair (both d-psgd only), graph0 (8 workers), or"
+        " the path of a file of links",
         metavar="NAME",
     )
     every: int = option(1, "exchange models in every F-th round, beginning with the first", metavar="F", least=1)

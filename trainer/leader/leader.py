@@ -386,7 +386,7 @@ class Leader:
                 ends_stage = coordinator.has_ended_stage and not self.stage.by_rule
                 state = self._state(snapshot, journal.seconds(now), ends_stage=ends_stage)
                 snapshots.begin(order.sequence, state, now, is_needed=state.final or coordinator.has_ended_stage)
-            journal.note(snapshot.epoch_boundary if snapshot else None, now)  # before the checkpoint can be complete
+            journal.note(coordinator.take_ended_epoch(), now)  # before the checkpoint can be complete
             # Before the order, which sends the parameters of the steps that use them.
             if training.gossip:
                 training.gossip.send_pools(order)

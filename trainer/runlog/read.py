@@ -22,6 +22,7 @@ from trainer.runlog.kinds.base import LogEvent
 from trainer.runlog.kinds.evaluation import EvaluationEvent
 from trainer.runlog.kinds.parse import event_from_json
 from trainer.runlog.kinds.run import EarlyStopEvent, GenerationEvent, StageEvent
+from trainer.runlog.kinds.training import PassEvent
 
 logger = logging.getLogger(__name__)
 
@@ -68,11 +69,13 @@ class Surviving:
     """The events that count: a roll-back or restart at a version makes all events of later versions so far void.
 
     An event that names its generation may be logged late; it is also void if a later generation began before its
-    version. A run that ends early with a checkpoint does not enter the stage that began with it."""
+    version. Passes that a refused gradient ended after the checkpoint, at its version, end again, and count once. A run
+    that ends early with a checkpoint does not enter the stage that began with it."""
 
     def __init__(self) -> None:
         self.events: list[LogEvent] = []
         self._generations = Generations()
+        self._passes = 0  # number of the last one that has ended
 
     def add(self, event: LogEvent) -> None:
         """Add the next event of the log, and drop the events that it makes void."""
@@ -81,6 +84,11 @@ class Surviving:
             self.events = [earlier for earlier in self.events if earlier.version_or_zero() <= back_to]
         if isinstance(event, EarlyStopEvent):
             self.events = [earlier for earlier in self.events if not _begins_at(earlier, event.version)]
+        if isinstance(event, PassEvent):
+            # Seldom, because a log may have very many passes.
+            if event.first <= self._passes:
+                self.events = [earlier for earlier in self.events if not _repeats(event, earlier)]
+            self._passes = event.last
         if isinstance(event, GenerationEvent):
             self._generations = self._generations.begin(event.generation, event.version)
         else:
@@ -93,6 +101,10 @@ class Surviving:
 def _begins_at(event: LogEvent, version: int) -> bool:
     """Return whether an event is the begin of a stage with the checkpoint of a version."""
     return isinstance(event, StageEvent) and event.version == version
+
+
+def _repeats(event: PassEvent, earlier: LogEvent) -> bool:
+    return isinstance(earlier, PassEvent) and earlier.last >= event.first
 
 
 def surviving_events(events: Iterable[LogEvent]) -> list[LogEvent]:
@@ -121,10 +133,10 @@ def best(evaluated: Iterable[EvaluationEvent]) -> EvaluationEvent | None:
 def read_pushes(path: Place, columns: Sequence[str] | None = None) -> pd.DataFrame:
     """Return the pushes that count, one per row.
 
-    A generation that began at version v makes the rows of earlier generations beyond v void. Skips rows that a crash or
-    a full disk damaged and warns about their number on stderr; a cut-off last line is not counted. Columns are found by
-    the file's header, in any order; columns unknown to this version are ignored, and those in ``OPTIONAL`` may be
-    missing. About 1.5 s for a million rows.
+    A generation that began at version v makes the rows of earlier generations beyond v void, and refused ones at v that
+    it repeats. Skips rows that a crash or a full disk damaged and warns about their number on stderr; a cut-off last line
+    is not counted. Columns are found by the file's header, in any order; columns unknown to this version are ignored, and
+    those in ``OPTIONAL`` may be missing. About 1.5 s for a million rows.
 
     Args:
         path: pushes.csv; metrics.jsonl beside it has the starts of generations. An absent file has no rows.
@@ -136,7 +148,8 @@ def read_pushes(path: Place, columns: Sequence[str] | None = None) -> pd.DataFra
     import pandas as pd  # takes half a second, which the processes of a run save
 
     names, types = (NAMES, PLAIN) if columns is None else (list(columns), SMALL)
-    parts = _Parts(path, {name: types[name] for name in (*names, "generation", "version", "accepted")})
+    needed = ("generation", "version", "accepted", "worker", "clock")
+    parts = _Parts(path, {name: types[name] for name in (*names, *needed)})
     try:
         num_damaged = parts.read(path)
     except FileNotFoundError:
@@ -276,9 +289,30 @@ class _Parts:
             limit = min(limit, begins[number])
         limits = np.array([last[number] for number in numbers.tolist()], np.int64)
         counts = np.empty(self.rows, np.bool_)
+        ambiguous = []
         for rows in _slices(self.rows):
-            counts[rows] = versions[rows] <= limits[codes[rows]]
+            end = limits[codes[rows]]
+            counts[rows] = versions[rows] <= end
+            ambiguous.append(rows.start + np.flatnonzero(~accepted[rows] & (versions[rows] == end)))
+        # A gradient that was refused after the checkpoint has its version too, and is computed again.
+        if len(refused := np.concatenate(ambiguous)):
+            counts[refused[self._are_repeated(refused, numbers[codes])]] = False
         return slice(None) if counts.all() else counts
+
+    def _are_repeated(self, rows: npt.NDArray[np.int64], generations: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return for each row whether a later generation has one of the same worker and clock.
+
+        rows: places of rows. generations: of all rows."""
+        workers, clocks = self.take("worker"), self.take("clock")
+        # Few rows are in doubt, so only those of their workers and clocks are looked at one by one.
+        keys = {(int(workers[row]), int(clocks[row])) for row in rows}
+        latest = dict.fromkeys(keys, -1)
+        later = np.flatnonzero(np.isin(workers, workers[rows]) & np.isin(clocks, clocks[rows]))
+        for row in later:
+            key = int(workers[row]), int(clocks[row])
+            if key in latest:
+                latest[key] = max(latest[key], int(generations[row]))
+        return np.array([latest[int(workers[row]), int(clocks[row])] > generations[row] for row in rows])
 
 
 def _slices(rows: int) -> Iterator[slice]:
