@@ -58,7 +58,7 @@ def input_files(store: Store, uri: str, evaluation: bool, *, folders: bool = Fal
             if store.exists(f"{folder}/{log}"):
                 _refuse_table(folder, log)
     if len(entries) == 1 and not entries[0].is_dir:
-        return _with_names_in_utf8(entries)
+        return with_names_in_utf8(entries)
     below = [file for entry in entries for file in (entries_below(store, entry.path) if entry.is_dir else [entry])]
     below = [entry for entry in below if _is_data(entry)]
     if folders:  # before the folders of splits are entered, which have no files beside them
@@ -66,18 +66,20 @@ def input_files(store: Store, uri: str, evaluation: bool, *, folders: bool = Fal
     below = fold_images(_enter_splits(store, below, evaluation))
     if folders:
         below = [entry for entry in below if entry.is_dir or entry.name in TABLE_LOGS]
-    return _with_names_in_utf8(_choose(sorted(below, key=lambda file: file.path), uri, evaluation))
+    return with_names_in_utf8(_choose(sorted(below, key=lambda file: file.path), uri, evaluation))
 
 
-def _with_names_in_utf8(files: list[FileInfo]) -> list[FileInfo]:
+def with_names_in_utf8(files: list[FileInfo]) -> list[FileInfo]:
     """Return the files. Raises DataError for a name that is not UTF-8, which no manifest can hold."""
     for file in files:
-        try:
-            file.path.encode()
-        except UnicodeEncodeError:
-            name = file.path.encode(errors="backslashreplace").decode()
-            raise DataError(f"{name} has a name that is not UTF-8: rename it") from None
+        if (name := readable(file.path)) != file.path:
+            raise DataError(f"{name} has a name that is not UTF-8: rename it")
     return files
+
+
+def readable(path: str) -> str:
+    """Return a path that can be printed: bytes that are not UTF-8 become escapes such as ``\\udcff``."""
+    return path.encode(errors="backslashreplace").decode()
 
 
 def fold_images(entries: list[FileInfo]) -> list[FileInfo]:

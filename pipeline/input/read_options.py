@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.core.errors import UsageError
 from pipeline.core.shardset.layout import MAX_CLASSES, MAX_IMAGE_BYTES
-from pipeline.core.shardset.schema import is_own_column
+from pipeline.core.shardset.schema import OWN_COLUMNS
 from pipeline.input.channels import check_channels
 from pipeline.input.resize import Size, check_size
 
@@ -77,10 +77,9 @@ class ReadOptions:
         if self.unlabelled and self.num_classes is not None:
             raise UsageError("--unlabelled and --num-classes exclude each other")
         check_channels(self.channels)
-        if own := [name for name in self.columns if is_own_column(name)]:
+        if own := [name for name in self.columns if name in OWN_COLUMNS]:
             raise UsageError(f"--keep-columns {own[0]}: shards have a column of this name already; leave it out")
-        # Spark ignores case, and refuses to read two columns of one name.
-        if len({name.lower() for name in self.columns}) < len(self.columns) or "" in self.columns:
+        if len(set(self.columns)) < len(self.columns) or "" in self.columns:
             raise UsageError(f"--keep-columns {','.join(self.columns)}: name every column once")
         check_size(self.resize)
 

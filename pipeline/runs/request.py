@@ -16,7 +16,7 @@ from pipeline.core.shardset.commit import check_reports
 from pipeline.core.shardset.contract import FORMAT_VERSION
 from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.shardset.ratios import lowest_terms
-from pipeline.core.shardset.schema import is_own_column
+from pipeline.core.shardset.schema import OWN_COLUMNS
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.store import ENCRYPTED_SPILL, Store, configured_settings
 from pipeline.core.storage.uri import WEB_SCHEMES, names_table, split_uri
@@ -121,7 +121,7 @@ def with_bundles(request: Request, strategy: Strategy) -> Request:
     if "" in (own, request.group_by):
         raise UsageError(f"{'--column' if own == '' else '--group-by'} names no column; name one, or leave it out")
     column = own or request.group_by
-    if column and is_own_column(column) and column not in NATIVE:
+    if column in OWN_COLUMNS and column not in NATIVE:
         raise UsageError(f"--group-by {column}: rows cannot be kept together by this column; name another one")
     return grouped_by(request, column)
 

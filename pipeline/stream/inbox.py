@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pipeline.core.errors import DataError
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
-from pipeline.input.files import check_no_table, entries_below
+from pipeline.input.files import check_no_table, entries_below, readable
 
 FOLDER = "_taken"
 COMPACT_BATCHES = 100
@@ -151,10 +151,10 @@ class Look:
         """Return one line about skipped entries, if there are any."""
         if not self.left_out:
             return []
-        names = [entry.path + "/" * entry.is_dir for entry in self.left_out]
+        names = [readable(entry.path) + "/" * entry.is_dir for entry in self.left_out]
         return [
             f"not read: {_names_in_words(names)}; a stream takes the files of its source folder and of partition folders"
-            " such as label=3, but for names that begin with _ or . or end with ._COPYING_"
+            " such as label=3, but for names that begin with _ or ., end with ._COPYING_ or are not UTF-8"
         ]
 
 
@@ -180,7 +180,8 @@ class Change:
 
 def is_left_out(entry: FileInfo) -> bool:
     """True for a folder that is not a partition, and for a file whose name Spark's source or a batch job skips."""
-    return entry.is_dir or entry.name.startswith((".", "_")) or entry.name.endswith("._COPYING_")
+    hidden = entry.name.startswith((".", "_")) or entry.name.endswith("._COPYING_")
+    return entry.is_dir or hidden or readable(entry.path) != entry.path
 
 
 def warnings_of(changes: list[Change]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,24 @@ def drain(spark: SparkSession, inbox: Inbox, checkpoint: Path) -> list[IncomingB
     return batches
 
 
+NO_UTF8 = os.fsdecode(b"x\xff.bin")
+
+
 @pytest.mark.parametrize("folder", [".", "label=3", "split=train/label=0"])
 def test_the_source_takes_the_files_that_a_look_finds(spark: SparkSession, tmp_path: Path, folder: str) -> None:
     source = tmp_path / "in"
-    names = ("a.bin", "b", "_c.bin", ".d.bin", "e.bin._COPYING_", "_metadata", "f.parquet", "sub/g.bin", "_sub/h.bin")
+    names = (
+        "a.bin",
+        "b",
+        "_c.bin",
+        ".d.bin",
+        "e.bin._COPYING_",
+        "_metadata",
+        "f.parquet",
+        "sub/g.bin",
+        "_sub/h.bin",
+        NO_UTF8,
+    )
     for path in [source / "top.bin", *(source / folder / name for name in names)]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"1")
@@ -49,7 +64,8 @@ def test_the_source_takes_the_files_that_a_look_finds(spark: SparkSession, tmp_p
     assert {file.path for file in batch.files} == set(look.files)
     assert {Path(path).name for path in look.files} == {"a.bin", "b", "f.parquet", "top.bin"}
     left_out = {Path(entry.path).name for entry in look.left_out}
-    assert left_out == {"_c.bin", ".d.bin", "e.bin._COPYING_", "_metadata", "sub", "_sub"}
+    assert left_out == {"_c.bin", ".d.bin", "e.bin._COPYING_", "_metadata", "sub", "_sub", NO_UTF8}
+    "".join(look.warnings()).encode()  # can be printed
 
 
 def test_a_changed_file_is_told_by_the_next_batch(spark: SparkSession, tmp_path: Path, files: list[Path]) -> None:

@@ -90,6 +90,11 @@ def test_a_name_that_is_no_utf8_is_refused_at_once(tmp_path: Path) -> None:
     for place in (str(folder), str(next(folder.iterdir()))):
         with pytest.raises(DataError, match=r"in/x\\udcff\.bin has a name that is not UTF-8: rename it"):
             input_files(Store(), place, evaluation=False)
+    images = tmp_path / "photos" / "cat"
+    images.mkdir(parents=True)
+    (Path(os.fsdecode(os.fsencode(images) + b"/y\xff.png"))).write_bytes(b"x")
+    with pytest.raises(DataError, match=r"cat/y\\udcff\.png has a name that is not UTF-8: rename it"):
+        discover(Store(), str(tmp_path / "photos"), run=serial)
 
 
 def test_a_pattern_gives_training_or_test_files(days: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from pipeline.core.errors import DataError, JobError, UsageError
-from pipeline.core.shardset.schema import attribute_hash, value_hashes
+from pipeline.core.shardset.schema import attribute_hash, unreadable_in_spark, value_hashes
 from pipeline.core.storage.store import Store
 from pipeline.input.dataset import Block, Dataset, discover, serial
 from pipeline.input.decoded import LOCAL_DIRS
@@ -104,16 +104,19 @@ def test_hashes_of_kept_columns_tell_a_moved_value() -> None:
         (("nowhere",), "has no column nowhere; its columns are image, label, site"),
         (("v",), r"column v is fixed_size_list<.*>\[3\]; whole and real numbers, true or false, text"),
         (("label",), "shards have a column of this name already; leave it out"),
-        (("ID",), "--keep-columns ID: shards have a column of this name already"),
-        (("worker",), "--keep-columns worker: shards have a column of this name already"),
         (("site", "site"), "--keep-columns site,site: name every column once"),
-        (("site", "Site"), "--keep-columns site,Site: name every column once"),
     ],
 )
 def test_columns_that_cannot_be_kept_are_one_line(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
     folder = parquet_with_columns(tmp_path / "p", rows=20)
     with pytest.raises(UsageError, match=message):
         discovered(folder, *names)
+
+
+def test_columns_that_spark_does_not_read_are_named() -> None:
+    """Spark takes ``worker`` from the names of folders, and ignores case."""
+    assert unreadable_in_spark(["site", "worker", "ID", "Site", "age"]) == ["worker", "ID", "Site"]
+    assert not unreadable_in_spark(["site", "ids"])
 
 
 def test_zeros_of_either_sign_are_one_bundle() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,9 +38,15 @@ OWN_COLUMNS = ("id", "label", "coarse_label", "target", "image", "copy", "neighb
 PARTITION_COLUMN = "worker"  # Spark reads it from the names of folders, whatever the files hold
 
 
-def is_own_column(name: str) -> bool:
-    """Return whether a kept column of this name would hide one of the set's own from Spark, which ignores case."""
-    return name.lower() in (*OWN_COLUMNS, PARTITION_COLUMN)
+def unreadable_in_spark(columns: Sequence[str]) -> list[str]:
+    """Return the kept columns that Spark does not read in shards, because it ignores the case of names."""
+    names = {*OWN_COLUMNS, PARTITION_COLUMN}
+    unreadable = []
+    for column in columns:
+        if column.lower() in names:
+            unreadable.append(column)
+        names.add(column.lower())
+    return unreadable
 
 
 def record_schema(layout: Layout, *, neighbourhood: bool, copy: bool = True) -> pa.Schema:

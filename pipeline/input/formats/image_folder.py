@@ -15,7 +15,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.shardset.layout import CIFAR_SHAPE, Layout
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
-from pipeline.input.files import class_of_folder, is_image_name
+from pipeline.input.files import class_of_folder, is_image_name, with_names_in_utf8
 from pipeline.input.formats.base import DECODED_BYTES, Columns, DataFile, Format, block_spans
 from pipeline.input.image_files import decode_image, first_shape, shape_of_image
 from pipeline.input.read_options import ReadOptions
@@ -112,7 +112,7 @@ def _list_files(store: Store, folder: str) -> tuple[list[FileInfo], list[str]]:
             images.append(entry)
         else:
             others.append(entry.path)
-    return sorted(images, key=lambda image: image.path), sorted(others)
+    return sorted(with_names_in_utf8(images), key=lambda image: image.path), sorted(others)
 
 
 def _digest(images: list[FileInfo]) -> str:

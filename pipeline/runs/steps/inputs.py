@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.shardset.parts import Repeats
+from pipeline.core.shardset.schema import unreadable_in_spark
 from pipeline.doctor import beforehand
 from pipeline.input.arrivals import BadRecord
 from pipeline.input.bad_records import leave_out_bad, parse_limit
@@ -17,6 +19,8 @@ from pipeline.runs.request import Request
 from pipeline.runs.steps.run import ShardingRun
 from pipeline.spark.images import Images, run_on
 from pipeline.spark.source import ScannedInput, scan_for_repeats
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,11 @@ def discover_inputs(run: ShardingRun) -> Inputs:
         )
         return replace(dataset, uri=request.tables.get(uri, uri))
 
+    for column in unreadable_in_spark(request.read_options.columns):
+        logger.warning(
+            f"warning: Spark does not read the kept column {column} in shards, where the names of folders or another column"
+            " take its place; rename it to read it there"
+        )
     dataset = find(request.input, False)
     if not request.eval_input:
         return Inputs(dataset)

@@ -96,8 +96,8 @@ def _twin(record: Record, other: Mapping[str, Record]) -> Record | None:
 def _shards(record: Record) -> Record:
     """Return all facts about a run's shards except for the time that it took to make them.
 
-    Digests are not compared, because older versions included names in them."""
-    return {key: value for key, value in record["sharding"].items() if key != "seconds"}
+    Digests are not compared, because older versions included names in them, nor counts by shard, which they lack."""
+    return {key: value for key, value in record["sharding"].items() if key not in ("seconds", "shard_counts")}
 
 
 def _known(key: str, *records: Record) -> bool:
