@@ -132,7 +132,7 @@ def check_input(store: Store, uri: str) -> Check:
             for file in files[:1]:
                 store.read_range(file.path, 0, 1)
     except JobError as error:
-        return Check("input", FAILED, str(error), "check --input")
+        return Check("input", FAILED, str(error))  # which names the next step
     except OSError as error:
         return Check("input", FAILED, f"{uri}: {error}", "check --input, and the rights to read there")
     return Check("input", OK, f"{path}: can be read")

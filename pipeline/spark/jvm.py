@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import current_thread, main_thread
 from typing import Any
 
 from pyspark import SparkContext
@@ -19,8 +23,27 @@ def has_gateway() -> bool:
 
 def start_jvm() -> Any:
     """Start a JVM, or connect to the one that started this process, and return its packages."""
-    SparkContext._ensure_initialized()
+    with _interrupts_held():
+        SparkContext._ensure_initialized()
     return SparkContext._jvm
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the end of the block, not within it. Only the main thread can be interrupted.
+
+    An interrupted start would leave the JVM running, without the connection by which it learns that this process ended."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    held: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda signum, frame: held.append(signum))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if held:
+        raise KeyboardInterrupt
 
 
 def jvm_of(context: SparkContext) -> Any:

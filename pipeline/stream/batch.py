@@ -6,6 +6,7 @@ committed together with the rows."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from pipeline.assignment.chunks import chunk_bounds, pass_pieces, piece_bounds, 
 from pipeline.assignment.groups import check_copies
 from pipeline.clustering.hashes import Hashes
 from pipeline.core.arrays import Ints
+from pipeline.core.errors import UsageError
 from pipeline.core.provenance import provenance
 from pipeline.core.shardset.commit import Move
 from pipeline.core.shardset.contract import Manifest
@@ -87,6 +89,12 @@ class StreamBatch:
         The first batch fits the hash functions if the model is not given. Returns the scan of the remaining rows and the
         hash functions, or (None, None) if no row remains."""
         hashes = load_hashes(self.before) if self.before else ready_hashes(self.store, self.request.model)
+        numbers = math.prod(self.dataset.layout.shape) if self.dataset else None
+        if hashes and numbers is not None and len(hashes.weights) != numbers:
+            raise UsageError(
+                f"--model {self.request.model} has functions of {len(hashes.weights):,} numbers per image, and the images"
+                f" have {numbers:,}; choose a set of images of their size"
+            )
         with self.phase("scan"):
             # Repeated after rows are left out, which changes ids, and after hashes are fitted, without which rows have
             # no buckets.
@@ -355,5 +363,5 @@ def _shift_bounds(bounds: list[tuple[int, int]], by: int) -> list[tuple[int, int
 
 def fitted_params(hashes: Hashes) -> dict[str, Any]:
     """Return the parameters that a fit decided."""
-    params: dict[str, Any] = {"functions": hashes.functions, "rows_fitted": hashes.rows}
+    params: dict[str, Any] = {"family": hashes.family, "functions": hashes.functions, "rows_fitted": hashes.rows}
     return params | ({"width": hashes.width} if hashes.family == "lsh" else {})

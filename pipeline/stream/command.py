@@ -33,7 +33,7 @@ from pipeline.spark.store import open_store
 from pipeline.strategies.hash import Hash
 from pipeline.stream import files, kafka, kafka_options, topic
 from pipeline.stream.checkpoint import check_checkpoint
-from pipeline.stream.generation import GenerationRun
+from pipeline.stream.generation import GenerationRun, check_configuration, check_source
 from pipeline.stream.inbox import Inbox
 from pipeline.stream.query import Running, StreamTotals, say, start, watch
 from pipeline.stream.request import WINDOW_ROWS, StreamRequest
@@ -41,7 +41,9 @@ from pipeline.upkeep.contents import describe
 
 CHECKPOINT = "_checkpoint"
 PATTERN_SIGNS = set("{}[]*?\\")
-TRIGGER = re.compile(r"\d+(\.\d+)? *(milliseconds?|seconds?|minutes?|hours?|days?)")
+# Spark's intervals: a unit apart from its number, which is whole but for seconds.
+TRIGGER = re.compile(r"\d{1,9} +milliseconds?|\d{1,6}(\.\d{1,6})? +seconds?|\d{1,6} +(minutes?|hours?|days?)")
+MOST_FILES = 2**31 - 1  # of a batch, in Spark's file source
 
 
 def stream_parser(prog: str, description: str | None) -> Parser:
@@ -139,8 +141,8 @@ def run_stream(prog: str, description: str | None, argv: Sequence[str] | None = 
     args = parse(stream_parser(prog, description), argv)
     request = read_request(args)
     trigger = read_trigger(args.trigger)
-    if args.batch_limit is not None and args.batch_limit < 1:
-        raise UsageError(f"--batch-limit must be at least 1, got {args.batch_limit}")
+    if args.batch_limit is not None and not 1 <= args.batch_limit <= MOST_FILES:
+        raise UsageError(f"--batch-limit must be from 1 to {MOST_FILES:,}, got {args.batch_limit}")
     interval = cli.read_interval(args)
     record = JobRecord({})
     metrics = job_metrics(args.metrics_file, "stream", request.output, interval, record)
@@ -148,10 +150,13 @@ def run_stream(prog: str, description: str | None, argv: Sequence[str] | None = 
     with metrics as write_metrics, spark_context(debug=args.debug) as context:
         store = open_store(context)
         output = store.resolve(request.output)
-        checkpoint = checkpoint_of(store, args.checkpoint, output)
+        folder = None if topic.is_topic(args.source) else store.resolve(args.source)
+        checkpoint = checkpoint_of(store, args.checkpoint, output, folder)
         spark = SparkSession(context)
         run = GenerationRun(context, request, store, output, "")
         before = record.shards = read_committed(store, output)
+        # Before Spark plans a batch, which its checkpoint would hold for ever.
+        check_configuration(before, request)
         inbox = None
         if topic.is_topic(args.source):
             stream = kafka.stream_of_topic(spark, args.source, args.batch_limit, args.allow_data_loss, options)
@@ -160,6 +165,7 @@ def run_stream(prog: str, description: str | None, argv: Sequence[str] | None = 
             arrive = kafka.arrivals(store, args.source, request, output, watched)
         else:
             source = source_of(store, args.source, output)
+            check_source(before, source)
             beforehand.check_inputs(context, store, {"--source": source})
             stream = files.stream_of_files(spark, source, args.batch_limit)
             inbox = Inbox(store, source, output)
@@ -215,9 +221,8 @@ def preflight(args: argparse.Namespace, request: StreamRequest) -> dict[str, str
     if any(only_spark_knows(uri) and not is_object(store.resolve(uri)) for uri in places):
         return options
     output = store.resolve(request.output)
-    if not topic.is_topic(args.source):
-        source_of(store, args.source, output)
-    checkpoint_of(store, args.checkpoint, output)
+    source = None if topic.is_topic(args.source) else source_of(store, args.source, output)
+    checkpoint_of(store, args.checkpoint, output, source)
     check_reports(store, output)
     return options
 
@@ -261,14 +266,24 @@ def source_of(store: Store, uri: str, output: str) -> str:
     check_apart(store, output, source)
     if not store.exists(source):
         raise DataError(f"{source} does not exist; check --source, or create the folder in which files will arrive")
+    if not store.info(source).is_dir:
+        raise UsageError(f"--source {source} is a file; name the folder in which files arrive")
     return source
 
 
-def checkpoint_of(store: Store, folder: str | None, output: str) -> str:
-    """Return the checkpoint's folder as Spark needs it. Raises UsageError if Spark cannot reach it."""
+def checkpoint_of(store: Store, folder: str | None, output: str, source: str | None) -> str:
+    """Return the checkpoint's folder as Spark needs it.
+
+    Raises UsageError if Spark cannot reach it, or if Spark's files would be among those of the source or the set.
+
+    source: the resolved folder of files; None for a topic."""
     place = store.resolve(folder) if folder else f"{output}/{CHECKPOINT}"
     if is_object(place):
         raise UsageError(f"Spark writes its checkpoint to a local disk or hdfs://, not to {place}: give --checkpoint")
+    if folder and source:
+        check_apart(store, place, source, "--checkpoint")
+    if place == output:
+        raise UsageError(f"--checkpoint {place} is the set itself; choose a folder of its own")
     return place if is_remote(place) else f"file://{place}"
 
 

@@ -228,8 +228,8 @@ def check_source(before: ShardSet | None, uri: str) -> None:
         )
 
 
-def check_stream(before: ShardSet | None, request: StreamRequest, query: str) -> None:
-    """Raise UsageError if this stream did not commit the set."""
+def check_configuration(before: ShardSet | None, request: StreamRequest) -> None:
+    """Raise UsageError if a stream of another configuration, or no stream, committed the set."""
     if before is None:
         return
     if before.manifest.stream is None:
@@ -239,9 +239,14 @@ def check_stream(before: ShardSet | None, request: StreamRequest, query: str) ->
             f"{before.uri} holds a stream of another configuration; repeat its own (`sharding inspect` shows it),"
             " or choose another --output"
         )
+
+
+def check_stream(before: ShardSet | None, request: StreamRequest, query: str) -> None:
+    """Raise UsageError if this stream did not commit the set."""
+    check_configuration(before, request)
     # The id belongs to Spark's checkpoint, which alone knows the files that were read: a new checkpoint would read them
     # again, and commit their rows twice.
-    if before.manifest.stream.query != query:
+    if before and before.manifest.stream and before.manifest.stream.query != query:
         raise UsageError(
             f"{before.uri} was written with another checkpoint: this one does not know which files are in it;"
             " give --checkpoint of that stream, or choose another --output"

@@ -259,6 +259,21 @@ def test_another_stream_and_a_set_without_stream_are_refused(
         take(spark.sparkContext, tmp_path / "batch", 0, files[:1])
 
 
+def test_a_set_names_the_functions_of_its_model(spark: SparkSession, tmp_path: Path, files: list[Path]) -> None:
+    """Whatever functions were asked for. Those of images of another size are refused."""
+    take(spark.sparkContext, tmp_path / "model", 0, files[:1])
+    model = str(tmp_path / "model")
+    take(spark.sparkContext, tmp_path / "set", 0, files[:1], model=model, strategy=Hash(family="lsh", functions=3))
+    own, theirs = (open_committed(STORE, str(tmp_path / name)).manifest.params for name in ("set", "model"))
+    assert (own["family"], own["functions"]) == (theirs["family"], theirs["functions"]) == ("sign", STRATEGY.functions)
+    write_binary(tmp_path / "small", *make_rows(20, pixels=48))
+    options = ReadOptions("cifar10-binary", (3, 4, 4))
+    with pytest.raises(UsageError, match="has functions of 192 numbers per image, and the images have 48"):
+        take(
+            spark.sparkContext, tmp_path / "o", 0, [*(tmp_path / "small").iterdir()], model=model, read_options=options
+        )
+
+
 def checkpoint_at(folder: Path, planned: int, done: int) -> str:
     """As Spark leaves it, with the checksums that lie beside."""
     for name, last in (("offsets", planned), ("commits", done)):

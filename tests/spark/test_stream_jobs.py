@@ -110,9 +110,16 @@ def test_killed_committing_processes_lose_and_double_nothing(tmp_path: Path) -> 
             "--allow-data-loss applies to messages, but --source",
         ),
         (("--source", "IN", "--workers", "2", "--trigger", "soon"), "--trigger must be a time such as '30 seconds'"),
+        (("--source", "IN", "--workers", "2", "--trigger", "1.5 minutes"), "--trigger must be a time such as"),
+        (("--source", "IN", "--workers", "2", "--trigger", "5seconds"), "--trigger must be a time such as"),
+        (("--source", "IN", "--workers", "2", "--trigger", "99999999999 days"), "--trigger must be a time such as"),
+        (("--source", "FILE", "--workers", "2"), "is a file; name the folder in which files arrive"),
+        (("--source", "IN", "--workers", "2", "--checkpoint", "IN"), "--checkpoint IN and the input"),
+        (("--source", "IN", "--workers", "2", "--checkpoint", "OUT"), "is the set itself; choose a folder of its own"),
         (("--source", "s3://bucket/in", "--workers", "2"), "local folders and hdfs://"),
         (("--source", "IN", "--workers", "2", "--window-rows", "-1"), "--window-rows must be 0 or more, got -1"),
-        (("--source", "IN", "--workers", "2", "--batch-limit", "0"), "--batch-limit must be at least 1, got 0"),
+        (("--source", "IN", "--workers", "2", "--batch-limit", "0"), "--batch-limit must be from 1 to 2,147"),
+        (("--source", "IN", "--workers", "2", "--batch-limit", "9" * 20), "--batch-limit must be from 1 to 2,147"),
         (("--source", "IN", "--workers", "2", "--checkpoint", "s3://b/c"), "give --checkpoint"),
         (("--source", "kafka://host:1", "--workers", "2"), "is not kafka://HOST:PORT/TOPIC"),
         (("--source", "kafka://127.0.0.1:1/rows", "--workers", "2"), "spark-sql-kafka-0-10"),
@@ -127,12 +134,15 @@ def test_killed_committing_processes_lose_and_double_nothing(tmp_path: Path) -> 
 )
 def test_what_cannot_be_is_one_line(tmp_path: Path, flags: tuple[str, ...], words: str) -> None:
     (tmp_path / "in").mkdir()
-    places = {"IN": str(tmp_path / "in"), "IN[1]": str(tmp_path / "in[1]"), "OUT/in": str(tmp_path / "set" / "in")}
+    (tmp_path / "file").touch()
+    places = {"FILE": str(tmp_path / "file"), "OUT": str(tmp_path / "set")}
+    places |= {"IN": str(tmp_path / "in"), "IN[1]": str(tmp_path / "in[1]"), "OUT/in": str(tmp_path / "set" / "in")}
     done = run_job("hash_stream.py", *(places.get(flag, flag) for flag in flags), "--output", tmp_path / "set")
     assert done.code == 2, done.out + done.err
     errors = [line for line in (done.out + done.err).splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
-    assert words in errors[0]
+    assert words.replace("IN", places["IN"]) in errors[0]
+    assert not (tmp_path / "set").exists()
     assert "Traceback" not in done.out + done.err
 
 
@@ -168,6 +178,26 @@ def test_another_checkpoint_is_refused_before_a_row_is_doubled(tmp_path: Path) -
     other = run_job("hash_stream.py", *flags, "--checkpoint", tmp_path / "other")
     assert other.code == 2, other.err
     assert "was written with another checkpoint" in other.err
+    check_set(output, source.images[: source.rows], source.labels[: source.rows])
+
+
+def test_a_wrong_start_leaves_a_growing_set_as_it_is(tmp_path: Path) -> None:
+    """It is refused before Spark plans a batch of it, which every later start would repeat."""
+    source, output = Arriving(str(tmp_path / "in"), 3, seed=6), str(tmp_path / "set")
+    source.arrive()
+    wrong = Arriving(str(tmp_path / "wrong" / "label=3"), 3, seed=7)
+    wrong.arrive()
+    flags = ("--output", output, "--trigger", "once", *SHAPE, "--no-report")
+    assert run_job("hash_stream.py", "--source", source.folder, "--workers", 3, *flags).code == 0
+    other = run_job("hash_stream.py", "--source", tmp_path / "wrong", "--workers", 3, *flags)
+    assert other.code == 2, other.err
+    assert "give that --source" in other.err
+    more = run_job("hash_stream.py", "--source", source.folder, "--workers", 4, *flags)
+    assert more.code == 2, "although nothing new has arrived"
+    assert "holds a stream of another configuration" in more.err
+    source.arrive()
+    done = run_job("hash_stream.py", "--source", source.folder, "--workers", 3, *flags)
+    assert done.code == 0, done.err
     check_set(output, source.images[: source.rows], source.labels[: source.rows])
 
 

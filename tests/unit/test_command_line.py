@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 
 import pytest
 from py4j.protocol import Py4JError
+from pyspark import SparkContext
 
 from pipeline import __main__ as pipeline_commands
 from pipeline import entry
 from pipeline.core.command_line import CONF, Parser, as_typed, execute, parser
 from pipeline.core.errors import UsageError
 from pipeline.runs.flags import shard_parser
+from pipeline.spark.jvm import start_jvm
 from tests.clusters import ROOT
 from trainer import simulate
 from trainer.embed import __main__ as embed
 from trainer.flags import build_parser as build_trainer_parser
+
+
+def test_an_interrupt_waits_until_the_jvm_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A JVM whose start is interrupted would not learn that this process ends."""
+    started = []
+
+    def start() -> None:
+        signal.raise_signal(signal.SIGINT)
+        started.append("whole")
+
+    monkeypatch.setattr(SparkContext, "_ensure_initialized", start)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        start_jvm()
+    assert started == ["whole"]
+    assert signal.getsignal(signal.SIGINT) is handler
+    monkeypatch.setattr(SparkContext, "_ensure_initialized", lambda: started.append("again"))
+    start_jvm()
+    assert started == ["whole", "again"]
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,14 @@ def test_a_killed_writer_leaves_the_old_or_the_new_set_whole(place: str, older: 
     assert set(seen) == {before, "new"}
 
 
+def test_an_output_that_is_a_broken_link_is_named(tmp_path: Path) -> None:
+    output = tmp_path / "link"
+    output.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match=r"link is a symbolic link to \S+/nowhere, which does not exist; create it"):
+        Attempt(Store(), str(output)).__enter__()
+    assert not (tmp_path / "nowhere").exists()
+
+
 def test_a_run_killed_before_its_first_heartbeat_leaves_nothing(tmp_path: Path) -> None:
     """A run killed before its first heartbeat leaves nothing to the next."""
     (tmp_path / "_attempts" / "0123456789ab").mkdir(parents=True)

@@ -147,6 +147,11 @@ class Attempt:
 
         Other runs that end may remove the folder while it is still empty, so this is tried several times. Raises
         FileNotFoundError after the last."""
+        if not is_remote(self.output) and os.path.islink(self.output) and not os.path.exists(self.output):
+            raise UsageError(
+                f"--output {self.output} is a symbolic link to {os.readlink(self.output)}, which does not exist; create it,"
+                " or choose another folder"
+            )
         for tried in range(CLAIM_TRIES):
             # Runs that began together would otherwise be in each other's way again.
             time.sleep(random.uniform(0, CLAIM_PAUSE_S) * tried)
