@@ -36,7 +36,7 @@ examples: python -m trainer.simulate --shards build/shards --model cnn \\
               --batch-size 1000 --steps 50 --output build/toy \\
               --compare asp,ssp:3,all-reduce,d-psgd --profile lognormal:0.5
 
-Options of the trainer are accepted, except those of clusters and monitoring,
+Options of the trainer are accepted, except for clusters and monitoring,
 --follow and --collective torch. Options of processes, such as --threads of
 evaluators and --same-host, have no effect. The run's folder and report have
 the form of a real run, with virtual seconds."""

@@ -36,13 +36,13 @@ def _interrupts_held() -> Iterator[None]:
     if current_thread() is not main_thread():
         yield
         return
-    held: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda signum, frame: held.append(signum))
+    signals: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda signum, frame: signals.append(signum))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if held:
+    if signals:
         raise KeyboardInterrupt
 
 

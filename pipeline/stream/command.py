@@ -264,6 +264,7 @@ def source_of(store: Store, uri: str, output: str) -> str:
             f"--source {source}: Spark reads a name with one of {{}}[]*?\\ as a pattern; choose a folder without them"
         )
     check_apart(store, output, source)
+    # A file would leave Spark's checkpoint behind before Spark refuses it.
     if not store.exists(source):
         raise DataError(f"{source} does not exist; check --source, or create the folder in which files will arrive")
     if not store.info(source).is_dir:
@@ -274,7 +275,7 @@ def source_of(store: Store, uri: str, output: str) -> str:
 def checkpoint_of(store: Store, folder: str | None, output: str, source: str | None) -> str:
     """Return the checkpoint's folder as Spark needs it.
 
-    Raises UsageError if Spark cannot reach it, or if Spark's files would be among those of the source or the set.
+    Raises UsageError if Spark cannot reach it, or if Spark's files would lie in the source or in the set's own folder.
 
     source: the resolved folder of files; None for a topic."""
     place = store.resolve(folder) if folder else f"{output}/{CHECKPOINT}"

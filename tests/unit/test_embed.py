@@ -130,6 +130,11 @@ def test_the_share_of_variance_is_that_of_its_definition() -> None:
     assert fitting.explained_variance() == pytest.approx(1 - ((made - wide) ** 2).sum() / total, rel=1e-4)
 
 
+def test_equal_images_leave_no_variance_to_explain() -> None:
+    fitting = Fitting(Embedding(output="t", input="i"), np.repeat(smooth_images(1), 3, axis=0), torch.device("cpu"))
+    assert fitting.explained_variance() == 0, "the network does not reconstruct them"
+
+
 @pytest.mark.full
 def test_large_images_go_through_the_network_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     images = np.random.default_rng(3).integers(0, 256, (23, 3, 224, 224)).astype(np.uint8)

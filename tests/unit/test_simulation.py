@@ -51,6 +51,21 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_shards(tmp_path_factory.mktemp("virtual"), [rows_of(60, 2), rows_of(50, 3, 2000)], EVAL_ROWS)
 
 
+def test_classes_of_a_single_kind_are_refused(tmp_path: Path) -> None:
+    """A network with one output would be read as one of two classes, of which a set has only the first."""
+    shards = write_shards(tmp_path / "set", [rows_of(12, 2), rows_of(12, 3, 2000)], EVAL_ROWS)
+    manifest = json.loads((shards / "manifest.json").read_text())
+    manifest["labels"] = {"num_classes": 1}
+    (shards / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(
+        UsageError, match=r"--model logistic tells classes apart, and all labels of .* are of one; shard"
+    ):
+        simulate(
+            make_config(shards, tmp_path / "run", model="logistic", batch_size=4, steps=2), SimulationSettings(), QUIET
+        )
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
 HARD: dict[str, Any] = {
     "servers": 3,
     "profile": parse_profile("lognormal:0.5"),

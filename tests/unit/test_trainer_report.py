@@ -29,7 +29,7 @@ from jinja2 import TemplateNotFound
 
 from pipeline.core import console, extras
 from pipeline.core.errors import DataError, UsageError
-from pipeline.core.reporting.plots import style
+from pipeline.core.reporting.plots import canvas, style
 from tests.support.made_up_run import MadeUpRun, eventful_run
 from tests.support.tiers import only
 from tests.unit.test_report import HOSTILE, Page
@@ -304,6 +304,15 @@ def ticks_of(counts: list[list[int]], names: list[str]) -> list[list[str]]:
         figure.draw_without_rendering()
     axes = figure.axes[0]
     return [[tick.get_text() for tick in axis.get_ticklabels()] for axis in (axes.xaxis, axes.yaxis)]
+
+
+def test_letters_that_the_font_lacks_bring_no_warning(recwarn: pytest.WarningsRecorder) -> None:
+    """Names of runs and folders may have any."""
+    with style():
+        figure, (ax,) = canvas(1.0)
+        ax.set_title("run \u732b")
+        figure.draw_without_rendering()
+    assert not recwarn.list
 
 
 def test_the_final_classes_are_shown_by_their_names() -> None:

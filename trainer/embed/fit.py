@@ -110,7 +110,8 @@ class Fitting:
         residual = sum(
             float(((self.model(batch) - batch).double() ** 2).sum()) for batch in map(self.tensor, _parts(images))
         )
-        return float(1 - residual / total) if total else 1.0
+        # Equal images leave nothing to explain, but the network may not be able to reconstruct them yet.
+        return float(1 - residual / total) if total else float(residual == 0)
 
     def checkpoint(self) -> bytes:
         """Return parameters, running statistics, Adam's averages and the number of steps as a safetensors file."""

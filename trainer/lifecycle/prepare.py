@@ -55,11 +55,7 @@ def main(config: Config, home: Place | None, computes: bool, answer: Connection)
     if computes:
         pick_device(config.processes.device, 0)
     num_workers = config.num_workers(shards.num_workers)
-    check_normalisation(config, network, shards, num_workers)
-    check_evaluation(config, shards)
-    check_augmentation(config, shards)
-    check_subtracted_mean(config, shards)
-    check_sampler(config, shards, num_workers, targets=network.targets)
+    check_network(config, network, shards, num_workers)
     flat = FlatModel(network.model)
     sizes = (num_workers, shards.rows, flat.num_parameters, flat.num_buffers)
     # Passes are compared with the rows that they train, which a run that holds out rows does not know before it reads them.
@@ -70,6 +66,20 @@ def main(config: Config, home: Place | None, computes: bool, answer: Connection)
     if home:
         ensure_checkpoint(config, facts, flat.read(), home)
     answer.send_bytes(pack_json(facts.to_json()))
+
+
+def check_network(config: Config, network: NetworkAndTask, shards: Shards, num_workers: int) -> None:
+    """Raise UsageError or DataError if a run cannot train a network on a set. num_workers: workers of the run."""
+    if not config.model.regresses and shards.num_classes < 2:
+        raise UsageError(
+            f"--model {config.model.name} tells classes apart, and all labels of {shards.uri} are of one; shard rows of two"
+            " classes or more"
+        )
+    check_normalisation(config, network, shards, num_workers)
+    check_evaluation(config, shards)
+    check_augmentation(config, shards)
+    check_subtracted_mean(config, shards)
+    check_sampler(config, shards, num_workers, targets=network.targets)
 
 
 def check_normalisation(

@@ -16,9 +16,7 @@ from trainer.checkpoints.read import unevaluated
 from trainer.checkpoints.write import mark_evaluated
 from trainer.config import CHANNEL, CROP_FLIP, Config, RunFacts
 from trainer.context import RunContext
-from trainer.data.mean_image import check_subtracted_mean
 from trainer.data.network import build_network
-from trainer.data.own_augmentation import check_augmentation
 from trainer.exchange.all_reduce import adds_by_torch
 from trainer.home.folders import Folders
 from trainer.home.work import WorkFolder
@@ -26,7 +24,7 @@ from trainer.leader.next_stage import find_continuation
 from trainer.leader.peer_checkpoints import describe_memory
 from trainer.lifecycle.ends import conclude, log_start
 from trainer.lifecycle.interruption import RunInterruptedError, interruptible
-from trainer.lifecycle.prepare import check_evaluation, check_normalisation, check_sampler, ensure_checkpoint
+from trainer.lifecycle.prepare import check_network, ensure_checkpoint
 from trainer.lifecycle.row_storage import RowReads, row_storage
 from trainer.models.devices import pick_device
 from trainer.models.own import describe_error
@@ -136,11 +134,7 @@ def _check(context: RunContext, num_workers: int) -> None:
     shards = context.shards
     pick_device(config.processes.device, 0)
     network = build_network(config, shards)
-    check_normalisation(config, network, shards, num_workers)
-    check_evaluation(config, shards)
-    check_augmentation(config, shards)
-    check_subtracted_mean(config, shards)
-    check_sampler(config, shards, num_workers, targets=network.targets)
+    check_network(config, network, shards, num_workers)
 
 
 def check_rows(config: Config, compute: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -56,8 +57,11 @@ STYLE: Any = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Apply the style of reports to figures drawn in the block, independent of the user's matplotlibrc."""
-    with rc_context():
+    """Apply the style of reports to figures drawn in the block, independent of the user's matplotlibrc.
+
+    Letters that the font lacks, as in names of classes, are drawn as boxes, without a warning."""
+    with rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         rcdefaults()
         rcParams.update(STYLE)
         yield

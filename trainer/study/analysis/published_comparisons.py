@@ -49,7 +49,7 @@ class PublishedAccuracy(NamedTuple):
     Attributes:
         source: paper, table and number of runs.
         dataset: with which the name of a study's data set begins.
-        names: those of its shards, protocol and so on in the shipped plans.
+        names: of its shards, protocol and so on in the shipped plans.
         percent: the accuracy.
     """
 
