@@ -266,7 +266,6 @@ def difference(committed: ShardSet, request: Request, strategy: Strategy) -> str
         "interval": request.interval,
         "evaluation rows": "yes" if request.eval_input else "none",
         "kept columns": request.read_options.columns,
-        "labels": "none" if request.read_options.unlabelled else "read",
         "assignment only": request.assignment_only,
         "grouped by": request.group_by,
     }
@@ -279,12 +278,14 @@ def difference(committed: ShardSet, request: Request, strategy: Strategy) -> str
         "interval": manifest.interval,
         "evaluation rows": "yes" if manifest.evaluation else "none",
         "kept columns": [column.name for column in manifest.columns],
-        "labels": "read" if "label" in manifest.labels.columns or "target" in manifest.labels.columns else "none",
+        "labels": "read" if manifest.labels.columns else "none",
         "assignment only": manifest.assignment_only,
         "grouped by": manifest.group_by,
         "channels": next(iter(manifest.image.shape), None),
         "resize": manifest.image.shape[1:],
     }
+    if request.read_options.unlabelled:
+        settings["labels"] = "none"
     if request.read_options.channels:
         settings["channels"] = request.read_options.channels
     if request.read_options.resize:
