@@ -88,6 +88,23 @@ def test_spark_reads_kept_columns_with_their_types(spark: SparkSession, source: 
     assert table.where("site is null").count() == sum(at % 7 == 3 for at in range(ROWS))
 
 
+def test_a_column_that_spark_does_not_read_brings_a_warning(
+    spark: SparkSession, source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The set is made, as by earlier versions, and can be resharded."""
+    (tmp_path / "in").mkdir()
+    for file in source.glob("*.parquet"):
+        table = pq.read_table(file)
+        names = ["worker" if name == "site" else name for name in table.column_names]
+        pq.write_table(table.rename_columns(names), tmp_path / "in" / file.name)
+    options = {**DATA, "keep_columns": ["worker", "seen"], "strategy": "random", "num_workers": 3}
+    made = pipeline.shard(spark, input=str(tmp_path / "in"), output=str(tmp_path / "a"), **options).shards
+    (warning,) = [record.getMessage() for record in caplog.records if "kept column" in record.getMessage()]
+    assert "Spark does not read the kept column worker in shards" in warning
+    moved = pipeline.reshard(spark, input=made.uri, output=str(tmp_path / "b"), num_workers=2, report=False, quiet=True)
+    assert [column.name for column in moved.shards.manifest.columns] == ["worker", "seen"]
+
+
 def test_resharding_refuses_a_changed_kept_column(spark: SparkSession, source: Path, tmp_path: Path) -> None:
     shards = shard(spark, source, tmp_path / "o", 1)
     (file,) = shards.files()

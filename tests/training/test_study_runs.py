@@ -341,6 +341,11 @@ batch_size = 40
     }
     assert {name: len(some) for name, some in digests.items()} == {"random": 2, "blocks": 1}
     assert found["sample/blocks/logistic/bsp/0"]["sharding"]["cramers_v"] > 0.8
+    for record in found.values():
+        facts = record["sharding"]
+        least, *_, most = zip(*facts["shard_counts"], strict=True)
+        assert len(least) == 2
+        assert [min(least), max(most)] == [facts["class_counts"][0], facts["class_counts"][-1]]
     assert found["sample/random/logistic/bsp/0"]["sharding"]["cramers_v"] < 0.4
     # other images: as a study that was killed early, this one has sets of those that the plan named then
     other = tmp_path / "other"

@@ -43,6 +43,9 @@ class Coordinator:
         straggler_rule: ends the stage before its planned end; None for no rule.
         barriers: steps before which workers wait for each other, besides the protocol's conditions.
 
+    Attributes:
+        after_update: called after each update, before a checkpoint of it copies the position; None for nothing.
+
     In its methods ``now`` is the caller's clock in seconds, ``server`` and ``worker`` are numbers, and ``session`` grows
     with every join of the worker; a message with an older one is from a process that was replaced.
     """
@@ -84,9 +87,7 @@ class Coordinator:
         self.records: list[Record] = []  # used and refused gradients that the log does not have yet
         self.sequence = 0  # of the last order
         self.has_ended_stage = False  # no gradient is used any more: another coordinator leads the next stage
-        self.after_update: Callable[[], None] = lambda: (
-            None
-        )  # called before a checkpoint of the update copies the position
+        self.after_update: Callable[[], None] | None = None
         self.diverged: Record | None = None  # the gradient whose loss is not finite
         self._seconds = seconds
         self._snapshots = SnapshotSchedule(budget.position.version, at_epochs=epoch_snapshots)
@@ -246,7 +247,8 @@ class Coordinator:
             # Before the update, which advances the epoch and empties the ledger. Both are needed here.
             rate = self.rate(self.budget.epoch) * self.weights.correction(self.ledger.examples())
             boundary = self._update()
-            self.after_update()
+            if self.after_update:
+                self.after_update()
             self._look_for_straggler()
             cancelled = self._cancelled()
         if self.budget.is_spent() and not self.finished:

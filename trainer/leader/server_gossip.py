@@ -49,7 +49,7 @@ class ServerGossip:
 
     def complete_round(self) -> None:
         """Complete the round if all workers that take part have given their examples, unless only an update may do so."""
-        if not self.coordinator.protocol.reproducible:
+        if not self.coordinator.after_update:
             self._complete_round()
 
     def _complete_round(self) -> None:
