@@ -27,6 +27,7 @@ from tests.benchmarks.exchange_peers import (
     run_torchft,
     share_sums,
 )
+from tests.clusters.machine import free_ports
 from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import write_model, write_state
 from trainer.config import Config, Data, Optimiser, Processes, RunFacts, RunSpec
@@ -197,9 +198,9 @@ def _on_one_host(exchange: Exchange) -> Contender:
 
 def _over_tcp(exchange: Exchange, encryption: Encryption) -> Contender:
     def run(elements: int, workers: int, steps: int) -> Times:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        return _exchange(exchange, f"tcp://127.0.0.1:{port}", "socket", encryption, elements, workers, steps)
+        return _exchange(
+            exchange, f"tcp://127.0.0.1:{free_ports(1)[0]}", "socket", encryption, elements, workers, steps
+        )
 
     return Contender(run, exchange.name, ENCRYPTED if encryption == "on" else CLEAR)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.benchmarks.peers import Counts
+from tests.clusters.machine import free_ports
 from tests.support.configs import make_config
 from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import write_model, write_state
@@ -83,10 +84,7 @@ def _first_checkpoint(config: Config, facts: RunFacts) -> None:
 
 
 def start_tcp(case: Case, folder: Path, counts: Counts, secret: Secret = SECRET) -> list[Child]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(case.servers)]
-    addresses = [f"tcp://127.0.0.1:{listener.getsockname()[1]}" for listener in held]
-    for listener in held:
-        listener.close()
+    addresses = [f"tcp://127.0.0.1:{port}" for port in free_ports(case.servers)]
     return _trainer(case, folder, counts, addresses, use_memory=False, secret=secret)
 
 

@@ -59,7 +59,7 @@ def port_range(process: str) -> range:
 
 def port_is_free(port: int, host: str = HOST) -> bool:
     """Whether a server can listen on the port."""
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         # The servers set this option too. It allows a port whose last connections are in TIME_WAIT.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

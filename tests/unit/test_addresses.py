@@ -15,6 +15,7 @@ import zmq
 
 from pipeline.core.errors import UsageError
 from pipeline.spark.session import PACKAGE
+from tests.clusters.machine import free_ports
 from tests.support.trainer_sets import own_address
 from trainer.transport.addresses import all_interfaces, check_addresses, interface, listening
 from trainer.transport.sockets import Secret, connect, offer, serve
@@ -35,14 +36,13 @@ os._exit(0)
 
 
 def free_port(host: str) -> int:
-    """Skips the test where this machine has no such address."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    """Return a port of an address of this machine; skip the test where the machine has no such address."""
     try:
-        with socket.socket(family) as probe:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.bind((host, 0))
-            return int(probe.getsockname()[1])
     except OSError as error:
         pytest.skip(f"this machine has no address {host}: {error}")
+    return free_ports(1, host)[0]
 
 
 def echoed(listened: str, connected: str, *inside: str) -> None:
