@@ -1,4 +1,4 @@
-"""``sharding COMMAND``: the commands of ``python -m pipeline``, ``train`` and ``simulate``, wherever it is installed.
+"""``sharding COMMAND``: the commands of ``python -m pipeline`` and of the trainer, wherever it is installed.
 
 Neither Spark nor torch is imported before the command is known. The command decides the exit code.
 """
@@ -51,12 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(command: str, arguments: list[str]) -> int:
     if command in PROGRAMS:
-        _train(command, arguments)
+        _run_trainer(command, arguments)
     return pipeline_commands.run(command, arguments)
 
 
-def _train(command: str, argv: Sequence[str]) -> None:
-    """Train, on real processes or in virtual time, and leave with the exit code."""
+def _run_trainer(command: str, argv: Sequence[str]) -> None:
+    """Run a command of the trainer, and exit with its code."""
     program: Any = import_module(PROGRAMS[command])
     command_line.execute(lambda: int(program.main(argv)), interrupted=program.INTERRUPTED)
 

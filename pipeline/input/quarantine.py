@@ -41,7 +41,8 @@ def write_quarantine(store: Store, path: str, lines: Iterable[dict[str, object]]
     texts = {json.dumps(line, ensure_ascii=False): None for line in lines}
     if exists := store.exists(path):
         try:
-            earlier = store.read(path).decode().splitlines()
+            # A name may hold a letter such as U+2028, at which splitlines() would split.
+            earlier = [text for text in store.read(path).decode().split("\n") if text]
             # Keyed by text, so that a line of the earlier try is not repeated.
             texts |= {text: None for text in earlier if VALUE in parse_object(text)}
         except ValueError as error:

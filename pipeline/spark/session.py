@@ -59,7 +59,8 @@ def package_zip(target: Path, *packages: Path) -> Path:
     """Write packages as a zip that executors and YARN containers import from.
 
     This package includes the defaults of conf/."""
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+    # Images that are built reproducibly date all files 1970, which a zip cannot store.
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
         for package in packages:
             for path in sorted(package.rglob("*")):
                 if path.is_file() and not NOT_SHIPPED & set(path.relative_to(package).parts):

@@ -118,8 +118,22 @@ def scan_for_repeats(
 
 def plan_scan(context: SparkContext, dataset: Dataset, num_workers: int) -> ScanPlan:
     """Return the id ranges of a data set's scan. Raises UsageError for more chunks than allowed."""
-    parts = chunk_bounds(dataset.rows, num_workers, dataset.record_bytes)
+    return ScanPlan(dataset, *bounds_of(0, dataset.rows, num_workers, dataset), Images(context, dataset).pieces())
+
+
+def bounds_of(
+    first: int, rows: int, num_workers: int, dataset: Dataset
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]], int | None]:
+    """Split ``rows`` rows from id ``first`` on into files and tasks (see Source).
+
+    Returns the id ranges of files, the id ranges of tasks, and the number of workers per range if rows are spilled by
+    ranges of workers, else None. Raises UsageError for more chunks than allowed."""
+    parts = chunk_bounds(rows, num_workers, dataset.record_bytes)
     width = workers_per_task(num_workers, dataset.record_bytes)
     spills = num_workers > width
     bounds = piece_bounds(parts, dataset.record_bytes) if spills else parts
-    return ScanPlan(dataset, parts, bounds, width if spills else None, Images(context, dataset).pieces())
+    return _shift_bounds(parts, first), _shift_bounds(bounds, first), width if spills else None
+
+
+def _shift_bounds(bounds: list[tuple[int, int]], by: int) -> list[tuple[int, int]]:
+    return [(low + by, high + by) for low, high in bounds]

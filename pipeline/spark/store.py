@@ -31,7 +31,8 @@ def open_store(context: SparkContext) -> Store:
     conf |= _credentials(context, java)
     conf.pop(S3A_PROVIDER_PATH, None)  # its content has been read
     # Spark copies keys and endpoint from the driver's AWS_* variables into these settings, but not the region.
-    if any(key.startswith("fs.s3a.") for key in conf) and (region := _first("AWS_REGION", "AWS_DEFAULT_REGION")):
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if any(key.startswith("fs.s3a.") for key in conf) and region:
         conf.setdefault("fs.s3a.endpoint.region", region)
     if user := proxied_user(context):
         conf[PROXY_USER] = user
@@ -94,11 +95,6 @@ def _credentials(context: SparkContext, java: Any) -> dict[str, str]:
         cause = error.java_exception.getMessage()
         raise UsageError(f"{PROVIDER_PATH}={','.join(paths)} cannot be read: {cause}") from error
     return secrets_by_alias
-
-
-def _first(*names: str) -> str | None:
-    """Return the value of the first of some variables that is set."""
-    return next((value for name in names if (value := os.environ.get(name))), None)
 
 
 def _is_set(java: Any, key: str) -> bool:

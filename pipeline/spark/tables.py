@@ -21,7 +21,7 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import BooleanType, DataType, DateType, NumericType, StringType, TimestampNTZType, TimestampType
+from pyspark.sql.types import BooleanType, DateType, NumericType, StringType, TimestampNTZType, TimestampType
 
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.shardset.attempt import task_folder
@@ -139,13 +139,9 @@ def select_columns(
     fields = [
         field
         for field in data.schema
-        if field.name in needed or (_is_plain(field.dataType) and lower.count(field.name.lower()) == 1)
+        if field.name in needed or (isinstance(field.dataType, PLAIN_TYPES) and lower.count(field.name.lower()) == 1)
     ]
     return data.select(*(_column(field.name) for field in fields))
-
-
-def _is_plain(kind: DataType) -> bool:
-    return isinstance(kind, PLAIN_TYPES)
 
 
 def _column(name: str) -> Column:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from pyspark import SparkContext
 
-from pipeline.assignment.chunks import chunk_bounds, pass_pieces, piece_bounds, workers_per_task
+from pipeline.assignment.chunks import pass_pieces
 from pipeline.assignment.groups import check_copies
 from pipeline.clustering.hashes import Hashes
 from pipeline.core.arrays import Ints
@@ -30,7 +30,6 @@ from pipeline.core.shardset.parts import Generation, Neighbourhood, Stream
 from pipeline.core.storage.store import Store
 from pipeline.input.arrivals import Arrivals, BadRecord
 from pipeline.input.committed import committed_dataset
-from pipeline.input.dataset import Dataset
 from pipeline.input.scan import Scan
 from pipeline.output.entries import (
     describe_assignment,
@@ -41,7 +40,7 @@ from pipeline.output.entries import (
 )
 from pipeline.runs.steps.write import WrittenFiles, verify_chunks, write_all
 from pipeline.spark.images import Images, run_on
-from pipeline.spark.source import ScannedInput
+from pipeline.spark.source import ScannedInput, bounds_of
 from pipeline.strategies.hash import check_bucket_number
 from pipeline.stream.buckets import BYTES, Buckets, CounterUpdate, StreamState, count_generation, first_workers_of
 from pipeline.stream.look import BatchScan, LookJob, scan_batch
@@ -198,7 +197,11 @@ class StreamBatch:
             source=source_digest,
             version=0,
         )
-        stream = Stream(state_bytes=BYTES * len(after.buckets), window_first=end if closes else window)
+        stream = Stream(
+            state_bytes=BYTES * len(after.buckets),
+            window_first=end if closes else window,
+            settings=self.request.settings(),
+        )
         return replace(manifest, stream=stream, generations=[generation]), written_files.moves() + models
 
     def _total_fingerprint(self, source: ScannedInput) -> str:
@@ -341,24 +344,6 @@ class StreamBatch:
 
 def total_rows(before: ShardSet | None) -> int:
     return before.manifest.rows if before else 0
-
-
-def bounds_of(
-    first: int, rows: int, num_workers: int, dataset: Dataset
-) -> tuple[list[tuple[int, int]], list[tuple[int, int]], int | None]:
-    """Split ``rows`` rows from id ``first`` on, as for a batch job (see Source).
-
-    Returns the id ranges of files, the id ranges of tasks, and the number of workers per range if rows are spilled by
-    ranges of workers, else None."""
-    parts = chunk_bounds(rows, num_workers, dataset.record_bytes)
-    width = workers_per_task(num_workers, dataset.record_bytes)
-    spills = num_workers > width
-    bounds = piece_bounds(parts, dataset.record_bytes) if spills else parts
-    return _shift_bounds(parts, first), _shift_bounds(bounds, first), width if spills else None
-
-
-def _shift_bounds(bounds: list[tuple[int, int]], by: int) -> list[tuple[int, int]]:
-    return [(low + by, high + by) for low, high in bounds]
 
 
 def fitted_params(hashes: Hashes) -> dict[str, Any]:

@@ -23,7 +23,7 @@ _BATCH = re.compile(r"batch-(\d+)\b.*\.jsonl")
 
 
 def check_checkpoint(store: Store, checkpoint: str, before: ShardSet | None, output: str) -> None:
-    """Raise UsageError if the checkpoint does not fit the set. Costs three listings.
+    """Raise UsageError if the checkpoint does not fit the set. Costs a read and three listings.
 
     Args:
         store: reaches the checkpoint and the output.
@@ -32,6 +32,8 @@ def check_checkpoint(store: Store, checkpoint: str, before: ShardSet | None, out
         output: folder of the set.
     """
     place = _path(checkpoint)
+    # Before Spark plans a batch, which this checkpoint would hold for ever.
+    check_query(before, _query_of(store, place))
     last_planned, last_done = (_last(store, f"{place}/{folder}") for folder in ("offsets", "commits"))
     last = last_batch(before) if before else -1
     # Batches up to the set's last number are skipped: rows that Spark newly assigns to them would be lost.
@@ -45,9 +47,30 @@ def check_checkpoint(store: Store, checkpoint: str, before: ShardSet | None, out
     lost_batch = next((batch for batch in range(last + 1, last_done + 1) if batch not in aside), None)
     if lost_batch is not None:
         raise UsageError(
-            f"{output} lacks batch {lost_batch}, which its checkpoint {place} records as done: was the output deleted or"
-            " restored? To start again, choose another --checkpoint, or delete this one"
+            f"{output} lacks batch {lost_batch}, which its checkpoint {place} records as done: was the output or its"
+            f" {FOLDER} deleted or restored? To start again, choose another --checkpoint, or delete this one"
         )
+
+
+def check_query(before: ShardSet | None, query: str | None) -> None:
+    """Raise UsageError if the set was written with another checkpoint.
+
+    query: the id that the checkpoint gives its stream; None if it has none."""
+    # Spark's checkpoint alone knows the files that were read: a new one would read them again, and commit their rows
+    # twice.
+    if before and before.manifest.stream and before.manifest.stream.query not in ("", query):
+        raise UsageError(
+            f"{before.uri} was written with another checkpoint: this one does not know which files are in it;"
+            " give --checkpoint of that stream, or choose another --output"
+        )
+
+
+def _query_of(store: Store, place: str) -> str | None:
+    """Return the id that a checkpoint gives its stream, or None if Spark has not started it yet."""
+    try:
+        return str(_json_of(store, f"{place}/metadata")["id"])
+    except (FileNotFoundError, ValueError, LookupError, TypeError):
+        return None
 
 
 def _last(store: Store, folder: str) -> int:

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pipeline.core.command_line import Parser, parse
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.reporting.tables import two_column_table
-from pipeline.core.shardset.commit import check_reports
+from pipeline.core.shardset.commit import check_reports, tidy
 from pipeline.core.shardset.manifest import ShardSet, read_committed
 from pipeline.core.specs import AdvancedHelp, add_flags, from_flags
 from pipeline.core.storage.objects import is_object
@@ -173,6 +173,8 @@ def run_stream(prog: str, description: str | None, argv: Sequence[str] | None = 
         # Before the first batch, because a checkpoint that does not fit the set loses rows silently.
         check_checkpoint(store, checkpoint, before, output)
         beforehand.check_output(context, store, output)
+        if before:
+            tidy(store, before)  # of a run that was killed after its commit
         for text in inbox.check_at_start(first=before is None) if inbox else ():
             say(f"warning: {text}")
         described = Request(args.source, output, request.num_workers, interval=interval)
@@ -194,7 +196,7 @@ def run_stream(prog: str, description: str | None, argv: Sequence[str] | None = 
             shards = tally.last.shards if tally.last else before
             if shards:
                 lineage.set_result(shards)
-        return report_totals(args, run, tally)
+        return report_totals(args, run, tally, shards)
 
 
 def preflight(args: argparse.Namespace, request: StreamRequest) -> dict[str, str]:
@@ -288,9 +290,10 @@ def checkpoint_of(store: Store, folder: str | None, output: str, source: str | N
     return place if is_remote(place) else f"file://{place}"
 
 
-def report_totals(args: argparse.Namespace, run: GenerationRun, tally: StreamTotals) -> int:
-    """Print the totals and the set, write its report if it has grown, and return the exit code."""
-    shards = tally.last.shards if tally.last else None
+def report_totals(args: argparse.Namespace, run: GenerationRun, tally: StreamTotals, shards: ShardSet | None) -> int:
+    """Print the totals and the set, write its report if it has grown or has none, and return the exit code.
+
+    shards: the set at the end, or None."""
     summary = f"{tally.committed:,} generations, {tally.rows:,} rows"
     speed = f", {tally.rows / tally.seconds:,.0f} rows per second" if tally.committed else ""
     aside = f", {tally.quarantined:,} quarantined" if tally.quarantined else ""
@@ -298,8 +301,9 @@ def report_totals(args: argparse.Namespace, run: GenerationRun, tally: StreamTot
     if shards is None:
         return 0
     print(two_column_table(describe(shards)))
-    # The report of an unchanged set would be the same.
-    if tally.committed and not args.no_report:
+    # An unchanged set keeps its report, which it lacks if an earlier start was killed before the end.
+    is_stale = tally.committed or not run.store.exists(f"{shards.uri}/{REPORT}")
+    if is_stale and not args.no_report:
         with PhaseLog(run.context, quiet=args.quiet, title=f"report of {run.output}").phase("report"):
             if try_report(run.context, shards):
                 print(f"  report    {shards.uri}/{REPORT}")

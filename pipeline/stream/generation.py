@@ -6,6 +6,7 @@ skipped."""
 from __future__ import annotations
 
 import base64
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from pipeline.input.quarantine import VALUE, clear_drafts, lines_of, path_of, wr
 from pipeline.spark.images import run_on
 from pipeline.spark.progress import PhaseLog
 from pipeline.stream.batch import StreamBatch, total_rows
+from pipeline.stream.checkpoint import check_query
 from pipeline.stream.lateness import latest_believable_ms
 from pipeline.stream.request import StreamRequest
 from pipeline.stream.topic import drop_servers, partition_of, record_bytes
@@ -67,7 +69,6 @@ class Outcome(NamedTuple):
         quarantined: records of the batch that were quarantined.
         seconds: duration of the batch.
         fresh: True if the batch was committed by this call.
-        files: files of the generation.
         buckets: buckets of the set.
         warnings: lines for the user.
     """
@@ -77,7 +78,6 @@ class Outcome(NamedTuple):
     quarantined: int = 0
     seconds: float = 0.0
     fresh: bool = False
-    files: int = 0
     buckets: int = 0
     warnings: Sequence[str] = ()
 
@@ -160,7 +160,7 @@ class GenerationRun:
                 )
         spent = time.monotonic() - start
         buckets = shards.manifest.generations[-1].buckets
-        return Outcome(shards, work.rows, aside, spent, True, len(moves), buckets, incoming.warnings)
+        return Outcome(shards, work.rows, aside, spent, True, buckets, incoming.warnings)
 
     def _survey(
         self, before: ShardSet | None, incoming: IncomingBatch, first: int
@@ -235,19 +235,21 @@ def check_configuration(before: ShardSet | None, request: StreamRequest) -> None
     if before.manifest.stream is None:
         raise UsageError(f"{before.uri} holds a set that no stream has made; choose another --output")
     if before.manifest.identity != request.identity():
+        differences = differences_of(before.manifest.stream.settings, request.settings())
         raise UsageError(
-            f"{before.uri} holds a stream of another configuration; repeat its own (`sharding inspect` shows it),"
-            " or choose another --output"
+            f"{before.uri} holds a stream of another configuration{differences}; repeat its own (`sharding inspect` shows"
+            " it), or choose another --output"
         )
+
+
+def differences_of(committed: dict[str, Any], requested: dict[str, Any]) -> str:
+    """Return the settings in which two streams differ, in words; "" if those of the committed set are unknown."""
+    names = [name for name in committed | requested if committed.get(name) != requested.get(name)]
+    each = [f"{name} {json.dumps(committed.get(name))}, not {json.dumps(requested.get(name))}" for name in names]
+    return f" ({'; '.join(each)})" if committed else ""
 
 
 def check_stream(before: ShardSet | None, request: StreamRequest, query: str) -> None:
     """Raise UsageError if this stream did not commit the set."""
     check_configuration(before, request)
-    # The id belongs to Spark's checkpoint, which alone knows the files that were read: a new checkpoint would read them
-    # again, and commit their rows twice.
-    if before and before.manifest.stream and before.manifest.stream.query != query:
-        raise UsageError(
-            f"{before.uri} was written with another checkpoint: this one does not know which files are in it;"
-            " give --checkpoint of that stream, or choose another --output"
-        )
+    check_query(before, query)

@@ -127,9 +127,10 @@ def incoming_messages(
 
 
 def lost_messages(planned: dict[int, tuple[int, int]], first_offsets: Iterable[tuple[int, int]]) -> list[BadRecord]:
-    """Return the messages of a batch that the broker deleted before they were read, one range per partition.
+    """Return the messages at the begin of a batch that the broker did not deliver, one range per partition.
 
-    A broker deletes from the oldest message on.
+    A broker deletes from the oldest message on. Offsets of deleted messages, of messages that a compaction removed, and
+    of markers of transactions look alike.
 
     Args:
         planned: offsets start <= offset < end of each partition.
@@ -143,7 +144,9 @@ def lost_messages(planned: dict[int, tuple[int, int]], first_offsets: Iterable[t
         # If no message of a partition was read, all of its planned offsets are lost.
         if start < (next_offset := min(firsts.get(number, end), end)):
             source = f"partition {number}, offsets {start} to {next_offset - 1}"
-            reason = "they were not in the topic any more when they were read (--allow-data-loss)"
+            reason = (
+                "the topic did not deliver them: deleted, compacted, or markers of transactions (--allow-data-loss)"
+            )
             lost_ranges.append(BadRecord(source, None, reason, next_offset - start))
     return lost_ranges
 

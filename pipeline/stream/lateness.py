@@ -25,5 +25,5 @@ def ahead_of_clock(subject: str) -> str:
     """Return the warning about files or messages from the future. subject: the start of the sentence, which names them."""
     return (
         f"{subject} more than {CLOCK_TOLERANCE_S} s ahead of this machine's clock, so --late-after ignores these times;"
-        " correct the clock of the machine that wrote it"
+        " correct the clocks of the machines that wrote them, or this one's"
     )

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.core.errors import UsageError
 from pipeline.core.shardset.contract import FORMAT_VERSION
@@ -59,10 +60,21 @@ class StreamRequest:
     def seed(self) -> int:
         return self.strategy.seed
 
+    def settings(self) -> dict[str, Any]:
+        """Return the configuration without levels, with the types of JSON."""
+        values = self._configuration()
+        values |= values.pop("params") | values.pop("stream")
+        settings: dict[str, Any] = json.loads(json.dumps(values))  # tuples become lists
+        return settings
+
     def identity(self) -> str:
-        """Return a digest of everything except the rows that decides the shards."""
+        """Return a digest of the configuration."""
+        return hashlib.sha256(json.dumps(self._configuration(), sort_keys=True).encode()).hexdigest()
+
+    def _configuration(self) -> dict[str, Any]:
+        """Return everything except the rows that decides the shards."""
         options = self.read_options
-        configuration = {
+        configuration: dict[str, Any] = {
             "format_version": FORMAT_VERSION,
             "strategy": self.strategy.name,
             "params": self.strategy.params(),
@@ -74,5 +86,4 @@ class StreamRequest:
             "stream": {"window_rows": self.window_rows, "late_after_s": self.late_after_s, "model": self.model},
         }
         # Only options that are set, so that identities without them do not change.
-        configuration |= options.identity_values()
-        return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()
+        return configuration | options.identity_values()

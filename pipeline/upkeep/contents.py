@@ -62,6 +62,11 @@ def details(shards: ShardSet) -> list[tuple[str, str]]:
         ("seconds", ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in manifest.seconds.items())),
         ("made by", ", ".join(f"{name} {version}" for name, version in manifest.versions.items())),
     ]
+    if manifest.stream:
+        settings = manifest.stream.settings
+        lines.append(
+            ("stream", ", ".join(f"{name} {json.dumps(value)}" for name, value in settings.items()) or "unknown")
+        )
     if manifest.interval:
         lines.append(("interval", ", ".join(f"{key} {value}" for key, value in manifest.interval.items())))
     if manifest.model:

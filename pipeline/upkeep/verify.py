@@ -45,10 +45,10 @@ def main(argv: Sequence[str]) -> None:
             print(line)
         files = len(shards.hashed_files())
         if damage:
-            raise DataError(
-                f"{shards.uri}: {len(damage):,} of {len(shards.paths()):,} files are damaged;"
-                " repeat the job with --overwrite"
-            )
+            # A stream cannot make its committed rows again.
+            is_stream = shards.manifest.stream is not None
+            advice = "restore them from a copy" if is_stream else "repeat the job with --overwrite"
+            raise DataError(f"{shards.uri}: {len(damage):,} of {len(shards.paths()):,} files are damaged; {advice}")
         if args.deep:
             print(f"{shards.uri}: intact, every byte of {files:,} files is as committed")
         else:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +31,7 @@ from pipeline.stream.checkpoint import check_checkpoint
 from pipeline.stream.generation import GenerationRun
 from pipeline.stream.query import AskedToEnd, Running
 from pipeline.stream.request import StreamRequest
+from pipeline.upkeep.contents import details
 from tests.clusters.cluster_runs import run_here
 from tests.conftest import make_rows, write_binary
 from tests.support.places import STORE, files_below
@@ -249,9 +252,16 @@ def test_another_stream_and_a_set_without_stream_are_refused(
 ) -> None:
     """A stream of another configuration or a set of no stream is refused."""
     take(spark.sparkContext, tmp_path / "set", 0, files[:1])
-    for other in ({"workers": 4}, {"strategy": Hash(family="sign", functions=5)}, {"window_rows": 7}):
-        with pytest.raises(UsageError, match="of another configuration"):
+    others: list[tuple[str, dict[str, Any]]] = [
+        ("num_workers 3, not 4", {"workers": 4}),
+        ("functions 6, not 5", {"strategy": Hash(family="sign", functions=5)}),
+        ("window_rows 50000, not 7", {"window_rows": 7}),
+    ]
+    for difference, other in others:
+        with pytest.raises(UsageError, match=rf"of another configuration \({difference}\); repeat"):
             take(spark.sparkContext, tmp_path / "set", 1, files[1:2], **other)
+    stream = open_committed(STORE, str(tmp_path / "set"))
+    assert "window_rows 50000, late_after_s null" in dict(details(stream))["stream"]
     with pytest.raises(UsageError, match="was streamed from source: rows of /elsewhere would be in it again"):
         take(spark.sparkContext, tmp_path / "set", 1, files[1:2], source="/elsewhere")
     run_here(spark, tmp_path / "in", tmp_path / "batch", 3)
@@ -274,8 +284,10 @@ def test_a_set_names_the_functions_of_its_model(spark: SparkSession, tmp_path: P
         )
 
 
-def checkpoint_at(folder: Path, planned: int, done: int) -> str:
+def checkpoint_at(folder: Path, planned: int, done: int, query: str = "query") -> str:
     """As Spark leaves it, with the checksums that lie beside."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "metadata").write_text(json.dumps({"id": query}))
     for name, last in (("offsets", planned), ("commits", done)):
         (folder / name).mkdir(parents=True, exist_ok=True)
         for batch in range(last + 1):
@@ -309,6 +321,9 @@ def test_a_checkpoint_ahead_of_or_behind_the_set_is_refused(
     take(spark.sparkContext, output, 4, files[1:2])
     with pytest.raises(UsageError, match=r"has batch 4, but its checkpoint .* ends at batch 3"):
         check(3, 3)
+    for place in (checkpoint_at(tmp_path / "other", 4, 4, "another"), str(tmp_path / "deleted")):
+        with pytest.raises(UsageError, match="was written with another checkpoint"):
+            check_checkpoint(STORE, place, read_committed(STORE, output), output)
 
 
 def test_a_batch_that_comes_after_the_end_is_not_noted_as_done(spark: SparkSession, tmp_path: Path) -> None:

@@ -171,14 +171,26 @@ def test_what_is_not_read_of_a_source_folder_is_reported(tmp_path: Path) -> None
 
 
 def test_another_checkpoint_is_refused_before_a_row_is_doubled(tmp_path: Path) -> None:
-    source, output = Arriving(str(tmp_path / "in"), 3, seed=6), str(tmp_path / "set")
+    """The stream's own checkpoint finishes, without new files, what a killed start has left undone after its commit."""
+    source, output = Arriving(str(tmp_path / "in"), 3, seed=6), tmp_path / "set"
     source.arrive()
-    flags = ("--source", source.folder, "--output", output, "--workers", 3, "--trigger", "once", *SHAPE, "--no-report")
-    assert run_job("hash_stream.py", *flags).code == 0
+    flags = ("--source", source.folder, "--output", output, "--workers", 3, "--trigger", "once", *SHAPE)
+    assert run_job("hash_stream.py", *flags, "--no-report").code == 0
     other = run_job("hash_stream.py", *flags, "--checkpoint", tmp_path / "other")
     assert other.code == 2, other.err
     assert "was written with another checkpoint" in other.err
-    check_set(output, source.images[: source.rows], source.labels[: source.rows])
+    assert not (tmp_path / "other").exists()
+    newest = (output / "manifest.json").read_bytes()
+    (output / "manifest.json").unlink()
+    stray = output / "worker=000" / "part-00009-v1-0123456789ab.parquet"
+    stray.touch()
+    again = run_job("hash_stream.py", *flags)
+    assert again.code == 0, again.err
+    assert f"{output}: 0 generations, 0 rows" in again.out
+    assert (output / "manifest.json").read_bytes() == newest
+    assert not stray.exists()
+    assert (output / "report.html").exists()
+    check_set(str(output), source.images[: source.rows], source.labels[: source.rows])
 
 
 def test_a_wrong_start_leaves_a_growing_set_as_it_is(tmp_path: Path) -> None:

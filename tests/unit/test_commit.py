@@ -17,7 +17,7 @@ import pytest
 
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.shardset.attempt import LEASE_S, Attempt, is_running, whoami
-from pipeline.core.shardset.commit import has_leftovers, publish, refuse_unless, remove_leftovers
+from pipeline.core.shardset.commit import has_leftovers, publish, refuse_unless, tidy
 from pipeline.core.shardset.damage import all_damage
 from pipeline.core.shardset.manifest import ShardSet, open_committed
 from pipeline.core.shardset.versions import stamped_path, unstamped
@@ -295,9 +295,9 @@ def test_leftovers_are_deleted_and_foreign_files_are_not(place: str) -> None:
     put(f"{place}/worker=001/part-00000-old.parquet", b"of an earlier set")
     put(f"{place}/_report.html-01234567", b"half")
     assert has_leftovers(STORE, committed)
-    with Attempt(STORE, place) as attempt:
-        assert remove_leftovers(attempt) == 2
+    assert tidy(STORE, committed) == 2
     assert not has_leftovers(STORE, committed)
+    assert tidy(STORE, committed) == 0
     assert STORE.read(f"{place}/worker=000/mine.txt") == b"keep"
     assert whole(place) == "first"
 

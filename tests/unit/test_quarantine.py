@@ -18,7 +18,7 @@ from pipeline.core.shardset.layout import Layout
 from pipeline.input.arrivals import MOST_BROKEN, Arrivals, SkippedRows, merge_ranges, ranges_to_leave_out, survey
 from pipeline.input.dataset import RecordRange, serial
 from pipeline.input.formats import DataFile
-from pipeline.input.quarantine import path_of, write_quarantine
+from pipeline.input.quarantine import VALUE, path_of, write_quarantine
 from pipeline.input.read_options import ReadOptions
 from pipeline.stream.checkpoint import planned_files, planned_offsets
 from pipeline.stream.kafka import lost_messages
@@ -42,6 +42,17 @@ def images_with(broken: set[int], labels: dict[int, int], rows: int, path: Path)
     held = [labels.get(row, int(LABELS[row])) for row in range(rows)]
     pq.write_table(pa.table({"image": images, "label": held}), path)
     return path
+
+
+def test_names_with_separators_of_lines_can_be_read_again(tmp_path: Path) -> None:
+    path = path_of(str(tmp_path), 0)
+    lines: list[dict[str, object]] = [
+        {"source": "in/a\u2028b\x85c.bin", VALUE: "AAAA"},
+        {"source": "in/d", VALUE: "BBBB"},
+    ]
+    write_quarantine(STORE, path, lines)
+    write_quarantine(STORE, path, lines[:1])
+    assert [json.loads(line) for line in Path(path).read_text().split("\n") if line] == lines
 
 
 @pytest.mark.slow

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +53,14 @@ def zip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shipped")
     package_zip(folder / "packages.zip", PACKAGE, TRAINER)
     return folder
+
+
+def test_packages_dated_1970_are_shipped_too(tmp_path: Path) -> None:
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "__init__.py").touch()
+    os.utime(tmp_path / "small" / "__init__.py", (0, 0))
+    target = package_zip(tmp_path / "packages.zip", tmp_path / "small")
+    assert zipfile.ZipFile(target).namelist() == ["small/__init__.py"]
 
 
 @pytest.mark.slow

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from pipeline.core.errors import JobError
 from pipeline.core.storage.store import Store
 from tests.support.configs import make_config
-from trainer.home import segments
+from trainer.home import segments, work
 from trainer.home.folders import Folders
 from trainer.home.place import StorePlace, listing, write_whole
 from trainer.home.segments import (
@@ -402,6 +403,29 @@ def test_a_restarted_leader_takes_over_other_hosts_lines_once(near: StorePlace, 
     events = [json.loads(line) for line in (near / METRICS).read_bytes().splitlines()]
     assert [event.get("version") for event in events] == [None, 3, 4]
     again.close()
+
+
+def test_a_full_disk_loses_no_line_of_another_host(
+    near: StorePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = WorkFolder(Folders(near, folder(tmp_path, "other"), "host-0a"))
+    lead = WorkFolder(begin_start(near, folder(tmp_path, "lead")))
+    add(lead.folders, METRICS, '{"event": "start"}')
+    add(other.folders, METRICS, '{"event": "eval", "version": 3}')
+    other.copy()
+    with monkeypatch.context() as patch:
+        patch.setattr(work, "path_in_errors", refuse_writes)
+        with pytest.raises(OSError, match="No space left"):
+            lead.copy()
+    lead.copy()
+    events = [json.loads(line) for line in (lead.folders.work / METRICS).read_bytes().splitlines()]
+    assert [event.get("version") for event in events] == [None, 3]
+    lead.close()
+    other.close()
+
+
+def refuse_writes(path: Path) -> NoReturn:
+    raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
 
 def test_an_evaluator_elsewhere_reads_the_leaders_events(near: StorePlace, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from trainer.home.folders import Folders
 from trainer.home.work import WorkFolder
 from trainer.launch import supervisor
 from trainer.launch.overseer import Wanted
+from trainer.launch.processes import cause_of
 from trainer.launch.supervisor import Supervisor
 from trainer.options import Options, Role
 from trainer.transport.bodies.json_object import pack_json
@@ -67,6 +68,13 @@ class EndedRole:
         return "exit code 0"
 
     def kill(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(1, "exit code 1"), (-9, "killed by SIGKILL"), (-40, "killed by signal 40")]
+)
+def test_the_end_of_a_process_has_its_cause_in_words(code: int, words: str) -> None:
+    assert cause_of(code) == words
 
 
 class Leader:

@@ -165,6 +165,20 @@ def test_a_run_without_evaluations_shows_how_training_went(tmp_path: Path) -> No
     assert "no evaluation yet" in page.text
 
 
+def test_a_run_without_accuracies_has_no_empty_panel_for_them(tmp_path: Path) -> None:
+    run = MadeUpRun(num_workers=1, epochs=2)
+    run.train(1)
+    for event in run.events:
+        if "accuracy" in event:
+            event["accuracy"] = None
+    page = page_of(run.save(tmp_path))
+    drawn = dict(zip(page.alts(), page.sources(), strict=True))
+    assert "Loss over epochs" in drawn
+    picture = b64decode(drawn["Loss over seconds"].split(",")[1]).decode()
+    assert "training time in seconds" in picture
+    assert "accuracy" not in picture
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_a_cut_log_without_pushes_is_reported(tmp_path: Path) -> None:
     run = eventful_run(epochs=2)

@@ -57,7 +57,7 @@ class RayLauncher(WatchingLauncher[Any]):
         try:
             ray.get(handle)
         except Exception as error:
-            return str(error).strip().splitlines()[-1][:500] or type(error).__name__
+            return (str(error).strip().splitlines() or [type(error).__name__])[-1][:500]
         return ""
 
     def end(self, handle: Any) -> None:

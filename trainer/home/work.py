@@ -175,8 +175,13 @@ class WorkFolder:
             line for line in lines_of_others(self.folders.home, log, self._offsets) if line not in self._known_lines
         ]
         if lines:
-            with path_in_errors(path), open(path, "ab", buffering=0) as file:
-                file.write(b"".join(lines))
+            try:
+                with path_in_errors(path), open(path, "ab") as file:
+                    file.write(b"".join(lines))
+            except OSError:  # a full disk: the next call reads again from the beginning, as after a restart
+                self._known_lines = None
+                self._offsets = {}
+                raise
         return bool(lines)
 
     def _copy_logs(self) -> None:

@@ -80,7 +80,7 @@ class ForkServer:
                 status = 0
             if not ended_pid:
                 return
-            self.losses.append(_cause(os.waitstatus_to_exitcode(status)))
+            self.losses.append(cause_of(os.waitstatus_to_exitcode(status)))
             self._forget()
         with _silence_warnings(), handed_on(), _short_socket_folder():
             forkserver.ensure_running()
@@ -128,9 +128,12 @@ class ProcessKilledError(JobError):
     """The loss of a process that was killed or could not be forked. A retry may succeed."""
 
 
-def _cause(code: int) -> str:
+def cause_of(code: int) -> str:
     """Return in words why a process ended. code: its exit code, -N after signal N."""
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if code >= 0:
+        return f"exit code {code}"
+    names = {each.value: each.name for each in signal.Signals}
+    return f"killed by {names.get(-code, f'signal {-code}')}"  # most real-time signals have no name
 
 
 class Child:
@@ -212,13 +215,13 @@ class Child:
         """Return why the process ended: its signal ("killed" if unknown), else its log's last line or its exit code."""
         code = self.exit_code() or 0
         if code < 0:
-            return _cause(code)
+            return cause_of(code)
         if code == UNFINISHED:
             return "exit code 0 before its work was done"
         output = self.log.read_bytes()[self._log_begin :] if self.log.exists() else b""
         lines = output.decode(errors="replace").strip().splitlines()
         if code == UNKNOWN or not lines:
-            return "killed" if code == UNKNOWN else _cause(code)
+            return "killed" if code == UNKNOWN else cause_of(code)
         return lines[-1].removeprefix("error: ")
 
     def join(self) -> None:

@@ -228,7 +228,7 @@ class Supervisor:
         cause: why it ended, for messages and the log."""
         del self.children[role]
         code = child.exit_code()
-        self._log_of(role).add(f"has ended: {cause}" if code else "has ended: nothing is left to do")
+        self._log_of(role).add("has ended: nothing is left to do" if code == 0 else f"has ended: {cause}")
         if code == 0:
             self.ended_roles.add(role)
             self.control.tell(AskStatus())  # the run may be over

@@ -110,16 +110,20 @@ def learning_curves(losses: Sequence[Curve], accuracies: Sequence[Curve], marks:
         marks: incidents, drawn in both panels.
         xlabel: "seconds" or "epoch".
     """
-    figure, axes = canvas(3.6, 2)
-    for ax, curves, ylabel in zip(axes, (losses, accuracies), ("loss", "accuracy"), strict=True):
+    # Models with real targets and the toy loss have no accuracies.
+    panels = [(name, curves) for name, curves in (("loss", losses), ("accuracy", accuracies)) if curves]
+    figure, axes = canvas(3.6, len(panels))
+    for ax, (ylabel, curves) in zip(axes, panels, strict=True):
         for curve in curves:
             look = {"markevery": max(1, len(curve.x) // 40), **CURVE_LOOKS[curve.name]}
             ax.plot(thin(curve.x), thin(finite(curve.y)), label=curve.name, **look)
         draw_marks(ax, marks)
         ax.set(xlabel="training time in seconds" if xlabel == "seconds" else xlabel, ylabel=ylabel)
         few_ticks(ax.xaxis)
-    scale_losses(axes[0], losses)
-    axes[1].yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+        if curves is losses:
+            scale_losses(ax, losses)
+        else:
+            ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
     legend(figure, axes)
     return figure
 

@@ -63,7 +63,8 @@ def draw_learning(live: Sequence[LogEvent], happened: Sequence[Incident]) -> dic
             # A switch explains a bend of the curves that nothing else does.
             happenings = marks(happened, axis) + switch_marks(live, axis)
             figure = figures.learning_curves(losses, accuracies, happenings, axis)
-            embedded_figures[place] = embed_figure(figure, f"Loss and accuracy {place}")
+            subject = " and ".join(["loss"] * bool(losses) + ["accuracy"] * bool(accuracies)).capitalize()
+            embedded_figures[place] = embed_figure(figure, f"{subject} {place}")
     trains = select_kind(live, TrainEvent)
     if len(trains) > 1:
         figure = figures.learning_rate(column(trains, "epoch"), column(trains, "learning_rate"))

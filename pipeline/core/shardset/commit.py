@@ -231,6 +231,16 @@ def unlisted_files(files: Iterable[OwnFile], committed: ShardSet | None, alive: 
     return [file for file in stray if file.attempt not in live]
 
 
+def tidy(store: Store, committed: ShardSet) -> int:
+    """Finish the commit of a killed run beside a committed set, and return the number of deleted files.
+
+    Such files would repeat rows for a reader of all files of a worker's folder. Costs one listing per folder."""
+    if not has_leftovers(store, committed):
+        return 0
+    with Attempt(store, committed.uri) as attempt:
+        return remove_leftovers(attempt)
+
+
 def has_leftovers(store: Store, committed: ShardSet) -> bool:
     """Return whether killed runs have left files beside a committed set. Costs one listing per folder."""
     uri = committed.uri

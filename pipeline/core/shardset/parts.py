@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 OPTIONAL = {"optional": True}  # metadata of fields that are written only if they have a value
 
@@ -176,12 +177,14 @@ class Stream:
         window_first: id of the first row of the open window.
         query: id that the checkpoint gave the stream.
         newest_ms: time of the newest record, in ms since 1970.
+        settings: everything except the rows that decides the shards; empty in sets of older versions.
     """
 
     state_bytes: int = 0
     window_first: int = 0
     query: str = ""
     newest_ms: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.core.shardset.attempt import Attempt
-from pipeline.core.shardset.commit import has_leftovers, refuse_unless, remove_leftovers
+from pipeline.core.shardset.commit import refuse_unless, tidy
 from pipeline.core.shardset.damage import first_damage
 from pipeline.core.shardset.manifest import ShardSet, missing_file, read_committed
 from pipeline.doctor import beforehand
@@ -95,13 +94,8 @@ def refuse_another(run: ShardingRun, goal: SetGoal, before: ShardSet) -> None:
 
 
 def keep_committed(run: ShardingRun, goal: SetGoal) -> ShardingResult:
-    """Return the committed set, after files of killed runs beside it are deleted.
-
-    Such files would repeat rows for a reader of all files of a worker's folder."""
+    """Return the committed set, after files of killed runs beside it are deleted."""
     assert goal.before, "the goal is committed"
-    if has_leftovers(run.store, goal.before):
-        with Attempt(run.store, run.request.output) as attempt:
-            removed = remove_leftovers(attempt)
-        if removed:  # none if the only other attempt is the one that holds the rows of a table
-            run.progress.report(f"{removed} files that a killed run had left are deleted")
+    if removed := tidy(run.store, goal.before):
+        run.progress.report(f"{removed} files that a killed run had left are deleted")
     return ShardingResult(goal.before, fresh=False)
