@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.core.errors import UsageError
 from pipeline.input.read_options import ReadOptions
 from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
@@ -67,6 +68,10 @@ def test_a_damaged_set_is_made_again_only_with_overwrite(kind: str, spark: Any, 
     data = victim.read_bytes()
     if kind == "gone":
         victim.unlink()
+        labels, images = make_rows(300, seed=2, pixels=192)
+        other = write_binary(tmp_path / "other", labels, images)
+        with pytest.raises(UsageError, match="of another configuration or input"):
+            sharded(spark, other, output)  # a repair is not a reason to replace the rows
         assert sharded(spark, source, output)  # a missing file is noticed by every run
     else:
         victim.write_bytes(data[:100] + b"rotten" + data[106:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.core.shardset.commit import refuse_unless, tidy
+from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.damage import first_damage
 from pipeline.core.shardset.manifest import ShardSet, missing_file, read_committed
 from pipeline.doctor import beforehand
@@ -52,7 +53,7 @@ def scan_unless_current(run: ShardingRun, goal: SetGoal) -> ScannedInputs | None
     if before and not is_listed and is_current(run, goal, before, scans) and not is_damaged(run, before):
         return None
     if before:
-        refuse_another(run, goal, before)
+        refuse_another(run, goal, before, scans)
     return scans
 
 
@@ -68,6 +69,12 @@ def is_current(run: ShardingRun, goal: SetGoal, committed: ShardSet, scans: Scan
     beside = manifest.evaluation.input if manifest.evaluation else None
     if scans is None:
         return (manifest.input.listing, beside.listing if beside else None) == goal.inputs.listings()
+    return has_rows(manifest, scans)
+
+
+def has_rows(manifest: Manifest, scans: ScannedInputs) -> bool:
+    """True if a manifest describes the scanned rows and evaluation rows, by content."""
+    beside = manifest.evaluation.input if manifest.evaluation else None
     inputs = (manifest.input, beside) if beside else (manifest.input,)
     return tuple((each.fingerprint, each.attributes) for each in inputs) == scans.fingerprints()
 
@@ -83,11 +90,13 @@ def is_damaged(run: ShardingRun, committed: ShardSet) -> bool:
     return damage is not None
 
 
-def refuse_another(run: ShardingRun, goal: SetGoal, before: ShardSet) -> None:
+def refuse_another(run: ShardingRun, goal: SetGoal, before: ShardSet, scans: ScannedInputs) -> None:
     """Raise UsageError if the committed set is another one and --overwrite is not set.
 
-    A set with missing files is repaired without --overwrite."""
-    if before.manifest.identity == goal.identity and missing_file(before):
+    A set of the same rows with missing files is repaired without --overwrite."""
+    manifest = before.manifest
+    # The identity leaves the input out, so the rows are compared too.
+    if manifest.identity == goal.identity and has_rows(manifest, scans) and missing_file(before):
         return
     differences = difference(before, run.request, goal.strategy)
     refuse_unless(run.request.overwrite, before, f"configuration or input ({differences})")
