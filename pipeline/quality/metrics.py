@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.floating[Any]]
 CELLS = 4  # a thumbnail has at most 4 x 4 cells per channel: 48 numbers for an RGB image of any size
 FREQUENCIES = 512
 BANDWIDTH_ROWS = 1000  # 499,500 pairs, which give the mean distance to about 1 %
-NO_VARIANCE = 1e-6  # a variance below this is float32 rounding of equal images
+NO_VARIANCE = 1e-6  # see has_variance
 
 
 def pooling_matrix(size: int, cells: int) -> npt.NDArray[np.float32]:
@@ -227,19 +227,27 @@ def expected_shift(shard_rows: int, rows: int, variance: float) -> float:
     return variance / shard_rows * (rows - shard_rows) / (rows - 1)
 
 
-def shift_ratio(shift: float, shard_rows: int, rows: int, variance: float) -> float | None:
+def has_variance(variance: float, mean_square: float) -> bool:
+    """True if a variance is more than float32 rounding of equal rows.
+
+    Features, unlike pixels in [0, 1], may be tiny, so the limit shrinks with their mean square."""
+    return variance > NO_VARIANCE * min(1.0, mean_square)
+
+
+def shift_ratio(shift: float, shard_rows: int, rows: int, variance: float, mean_square: float = 1.0) -> float | None:
     """Return the shift divided by its expectation under a random split.
 
-    Return None if a random split cannot shift the mean: one worker, or images that are equal up to float32 rounding.
+    Return None if a random split cannot shift the mean: one worker, or rows that are equal up to float32 rounding.
 
     Args:
         shift: the squared distance of the means.
         shard_rows: rows of the shard.
         rows: rows of the set.
         variance: mean squared distance of the rows to their mean.
+        mean_square: mean squared length of the rows.
     """
     expected = expected_shift(shard_rows, rows, variance)
-    return shift / expected if expected and variance > NO_VARIANCE else None
+    return shift / expected if expected and has_variance(variance, mean_square) else None
 
 
 def random_spread(vectors: Floats) -> float | None:
@@ -250,9 +258,12 @@ def random_spread(vectors: Floats) -> float | None:
     if len(vectors) < 3:
         return None
     centred = vectors - vectors.mean(axis=0)
-    covariance = (centred.T @ centred) / len(vectors)
+    # The products of rows have the same trace and sum of squares, and for long vectors they are fewer.
+    products = centred @ centred.T if centred.shape[1] > len(centred) else centred.T @ centred
+    covariance = products / len(vectors)
     trace = float(np.trace(covariance))
-    return math.sqrt(2 * float(np.square(covariance).sum())) / trace if trace > NO_VARIANCE else None
+    mean_square = float(np.square(vectors, dtype=np.float64).sum()) / len(vectors)
+    return math.sqrt(2 * float(np.square(covariance).sum())) / trace if has_variance(trace, mean_square) else None
 
 
 @dataclass(frozen=True)
@@ -325,7 +336,8 @@ def shard_quality(worker: int, size: int, part: Moments, whole: Moments) -> Shar
     shift = float(np.square(part.feature_sum / part.rows - feature_mean).sum())
     # Every embedded row has length 1, so the mean square is 1.
     embedded_variance = 1 - float(embedded_mean @ embedded_mean)
-    feature_variance = whole.feature_square_sum / whole.rows - float(feature_mean @ feature_mean)
+    feature_square = whole.feature_square_sum / whole.rows
+    feature_variance = feature_square - float(feature_mean @ feature_mean)
     return ShardQuality(
         worker,
         size,
@@ -333,7 +345,7 @@ def shard_quality(worker: int, size: int, part: Moments, whole: Moments) -> Shar
         mmd2,
         shift_ratio(mmd2, part.rows, whole.rows, embedded_variance),
         255 * math.sqrt(shift / len(feature_mean)),
-        shift_ratio(shift, part.rows, whole.rows, feature_variance),
+        shift_ratio(shift, part.rows, whole.rows, feature_variance, feature_square),
     )
 
 

@@ -24,8 +24,12 @@ def principal_axes(features: Floats) -> Floats:
 
     The largest entry of each axis is positive, so that the plot does not flip between runs."""
     centred = (features - features.mean(axis=0)).astype(np.float64)
-    variances, vectors = np.linalg.eigh(centred.T @ centred)
+    is_wide = centred.shape[1] > len(centred)
+    # Long vectors have fewer rows than numbers: the products of rows have the same eigenvalues as those of numbers.
+    variances, vectors = np.linalg.eigh(centred @ centred.T if is_wide else centred.T @ centred)
     leading = vectors[:, ::-1][:, :2] * (variances[::-1][:2] > 1e-9 * max(variances[-1], 1e-300))
+    if is_wide:
+        leading = centred.T @ leading / np.sqrt(np.maximum(variances[::-1][:2], 1e-300))
     axes = np.zeros((features.shape[1], 2))
     signs = np.sign(leading[np.abs(leading).argmax(axis=0), range(leading.shape[1])])
     axes[:, : leading.shape[1]] = leading * np.where(signs == 0, 1, signs)

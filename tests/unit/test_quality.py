@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.storage.store import Store
 from pipeline.quality import metrics as quality
 from pipeline.quality.measure import measure
+from pipeline.quality.scatter_plot import principal_axes
 
 Images = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -254,6 +256,24 @@ def test_the_mean_distance_is_scipys_and_1_of_equal_images() -> None:
         assert quality.mean_distance(quality.thumbnails(np.repeat(image, 600, axis=0))) == 1.0
 
 
+@pytest.mark.parametrize("shape", [(300, 12), (12, 300), (20, 2000), (2, 5)])
+def test_axes_and_spread_of_long_vectors_are_exact_and_small(shape: tuple[int, int]) -> None:
+    """The axes are the SVD's, the spread is the eigenvalues', and no square matrix of the longer side is built."""
+    features = np.random.default_rng(3).normal(size=shape) * np.linspace(1, 2, shape[1])
+    _, scales, directions = np.linalg.svd(features - features.mean(axis=0), full_matrices=False)
+    tracemalloc.start()
+    axes = principal_axes(features)
+    spread = quality.random_spread(features)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * (min(shape) * max(shape) * 6 + 8 * min(shape) ** 2) + 200_000
+    is_axis = scales[:2] > 1e-9
+    assert np.abs((directions[:2] * axes.T).sum(axis=1)) == pytest.approx(is_axis.astype(float))
+    assert np.linalg.norm(axes, axis=0) == pytest.approx(is_axis.astype(float))
+    if shape[0] > 2:
+        assert spread == pytest.approx(np.sqrt(2 * (scales**4).sum()) / (scales**2).sum())
+
+
 def test_duplicates_count_for_the_sizes_only(tmp_path: Path) -> None:
     images, labels = make_images(120)
     worker = np.arange(120) % 3
@@ -329,6 +349,17 @@ def test_the_sample_is_the_same_whatever_the_sharding(tmp_path: Path, monkeypatc
     assert samples[0].ids.tolist() == list(range(0, 500, 10)) == samples[1].ids.tolist()
     np.testing.assert_array_equal(samples[0].features, samples[1].features)
     np.testing.assert_array_equal(samples[0].groups, labels[::10])
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-4])
+def test_small_features_have_a_mean_ratio(scale: float) -> None:
+    rows = np.random.default_rng(4).random((40, 1, 1, 6)).astype(np.float32) * np.float32(scale)
+    features = quality.thumbnails(rows)
+    none = np.zeros(0, np.int64)
+    parts = [quality.moments(half, np.zeros(20, np.int64), none, 1, 0, 1.0) for half in np.split(features, 2)]
+    result = quality.assess([20, 20], parts, [], features, 1.0)
+    assert None not in (result.mean_ratio, result.mean_ratio_sd)
+    assert result.mean_ratio == pytest.approx(0.8, abs=0.75)
 
 
 def test_figures_without_a_comparison_are_none(tmp_path: Path) -> None:
