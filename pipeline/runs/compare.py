@@ -32,7 +32,7 @@ from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import spark_context
 from pipeline.spark.store import open_store
 from pipeline.strategies import STRATEGIES, Strategy
-from pipeline.strategies.distribution_aware import DistributionAware
+from pipeline.strategies.distribution_aware import PRESETS, DistributionAware
 from pipeline.strategies.hash import Hash
 from pipeline.strategies.neighbourhoods import NeighbourhoodStrategy
 from pipeline.strategies.submodular import Submodular
@@ -136,7 +136,11 @@ def read_variant(words: Sequence[str], args: argparse.Namespace) -> tuple[str, S
     variant_args = flags.parse_args(words[1:])
     # Only flags that are on the variant's command line override, not the parser's defaults.
     own = {name: getattr(variant_args, name) for name in names_in_argv(flags, words[1:])}
-    merged_args = argparse.Namespace(**vars(args) | own)
+    common = dict(vars(args))
+    # A preset only fills values that are None, and the common flags have defaults.
+    if "preset" in own:
+        common |= dict.fromkeys(PRESETS[own["preset"]])
+    merged_args = argparse.Namespace(**common | own)
     cli.fill_tables(merged_args)
     return name, read_strategy(strategy, merged_args)
 

@@ -11,6 +11,7 @@ from pipeline.core.command_line import parse
 from pipeline.core.errors import UsageError
 from pipeline.runs.compare import comparison_parser, read_strategies
 from pipeline.strategies import Strategy
+from pipeline.strategies.distribution_aware import DistributionAware
 from pipeline.strategies.hash import Hash
 from pipeline.strategies.random import Random
 
@@ -46,15 +47,17 @@ def test_a_variant_that_is_none_is_one_line(variants: str, line: str) -> None:
 
 
 def test_a_variant_has_the_flags_of_all_under_its_own(tmp_path: Path) -> None:
-    found = read(
-        "a=hash --functions 4; b=hash --seed 7 --embedding 'x;y z/t';;c=random;", "--functions", "9", "--seed", "5"
-    )
+    variants = "a=hash --functions 4; b=hash --seed 7 --embedding 'x;y z/t';;c=random;"
+    found = read(variants, "--functions", "9", "--seed", "5")
     assert found == {
         "random": Random(seed=5),
         "a": Hash(functions=4, seed=5),
         "b": Hash(functions=9, seed=7, embedding="x;y z/t"),
         "c": Random(seed=5),
     }
+    presets = read("p=distribution_aware --preset paper-like; q=distribution_aware --preset plain --components 7")
+    assert presets["p"] == DistributionAware(preset="paper-like")
+    assert presets["q"] == DistributionAware(preset="plain", components=7.0)
     defaults = tmp_path / "c.toml"
     defaults.write_text('ds = "2026-01-31"\nvariants = "a=hash --embedding {run_id}/t"\n')
     argv = ["--input", "in", "--output", "out", "--workers", "3", "--config", str(defaults), "--run-id", "r1"]
