@@ -244,14 +244,14 @@ class ChunkJob:
     def assign(self, chunk: int, task: str) -> AssignedChunk:
         """Write only the assignment of one chunk. Images are read only if the grouping needs them."""
         lines = self.open_assignment(chunk, task)
-        total = None
         workers = self.placement.num_workers
         layout = self.dataset.layout
+        # A chunk of very large images may have no rows.
+        none = np.zeros(workers, np.int64)
+        total = WorkerTotals(none, none, np.zeros((workers, self.num_classes), np.int64))
         for deliveries in self.place_blocks(chunk, images=self.placement.reads_images):
             lines.append(deliveries)
-            block_totals = tally(deliveries, workers, self.num_classes, layout)
-            total = total + block_totals if total else block_totals
-        assert total is not None, "a chunk has rows"
+            total += tally(deliveries, workers, self.num_classes, layout)
         return AssignedChunk(lines.close(), total)
 
     def place_blocks(self, chunk: int, *, images: bool = True) -> Iterator[BlockDeliveries]:

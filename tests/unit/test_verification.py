@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,15 @@ def altered(kind: str) -> Callable[..., pa.RecordBatch]:
         return batch.set_column(at, schema.field(at), pa.array(values, schema.field(at).type))
 
     return make
+
+
+def test_a_chunk_without_rows_is_written_and_assigned(source: Path, tmp_path: Path) -> None:
+    dataset = discover(Store(), str(source), run=serial, read_options=ReadOptions("cifar10-binary", (3, 8, 8)))
+    job = replace(job_of(dataset, tmp_path / "staged"), bounds=[(0, 0)])
+    assert (job.write(0, "written").files, job.write(0, "again").rows) == ([], 0)
+    assigned = job.assign(0, "assigned")
+    assert (assigned.file.rows, assigned.tally.rows.tolist()) == (0, [0, 0, 0])
+    assert assigned.tally.label_counts.shape == (3, 10)
 
 
 @pytest.mark.parametrize("kind", ["image", "label", "id", "none"])
