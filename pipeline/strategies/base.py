@@ -134,7 +134,15 @@ class Strategy(Spec, ABC):
     reads_table: ClassVar[bool] = False  # it needs a table of its own beside the input
     source_flag: ClassVar[str] = "--embedding"  # the flag that names ``sources``
     bundle_order: ClassVar[BundleOrder] = "largest"  # the order in which --group-by places bundles
-    seed: int = option(0, "seed of all random choices", parse=seed_number, recorded=False)
+    seed: int = option(
+        0,
+        "seed of all random choices",
+        least=0,
+        most=(1 << 63) - 1,
+        expected="a whole number from 0 to 2^63 - 1",
+        parse=seed_number,
+        recorded=False,
+    )
 
     def uses_seed(self) -> bool:
         """True if the seed changes the shards."""

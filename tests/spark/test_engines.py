@@ -25,7 +25,7 @@ from pipeline.runs.reshard import reshard
 from pipeline.runs.shard import shard
 from pipeline.strategies.distribution_aware import DistributionAware
 from pipeline.strategies.engines import ENGINES
-from pipeline.strategies.engines.scikit_learn import Balls, describe_model
+from pipeline.strategies.engines.scikit_learn import Balls, describe_model, fit_pipeline
 from tests.conftest import write_binary
 from tests.support.sharding_runs import QUIET, make, read, run, shas, vectors_in_parquet
 from tests.support.tiers import only
@@ -181,6 +181,20 @@ def test_balls_of_dbscan_are_scikit_learns() -> None:
     assert balls.predict(np.array([[90.0, 90.0]])).tolist() == [balls.clusters]
     assert Balls(1e-9, 4).fit(points).labels_.tolist() == [0] * 300
     assert describe_model(Balls(99.0, 4).fit(points), 0.0).sizes.tolist() == [300, 0]
+
+
+@pytest.mark.parametrize("clustering", ["kmeans", "gaussian-mixture", "dbscan"])
+def test_a_class_of_a_single_row_is_its_own_neighbourhood(clustering: str) -> None:
+    """The seed is larger than those that scikit-learn takes."""
+    clusters = None if clustering == "dbscan" else 4
+    strategy = make("class_cluster", engine="scikit-learn", clustering=clustering, seed=(1 << 63) - 1, clusters=clusters)
+    rows = np.random.default_rng(2).normal(size=(21, 3))
+    parts = np.repeat([0, 1], [20, 1])
+    pipeline = fit_pipeline(strategy, 2, rows, parts, pixels=False)
+    fits = {label: describe_model(model, 0.0) for label, model in pipeline.models.items()}
+    assert fits[1].sizes[0] == 1
+    groups = pipeline.groups({0: np.arange(9), 1: np.arange(9) + 9}, rows, parts)
+    assert groups[20] == 9
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.core.command_line import parse
+from pipeline.core.errors import UsageError
 from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.storage.store import Store
@@ -19,6 +20,7 @@ from pipeline.spark.session import PACKAGE
 from pipeline.strategies import Strategy
 from pipeline.strategies.distribution_aware import DistributionAware
 from pipeline.strategies.hash import Hash
+from pipeline.strategies.random import Random
 from tests.conftest import make_rows, write_binary
 from tests.support.application import Ended, run_job
 
@@ -174,3 +176,9 @@ def test_a_run_id_of_airflow_is_a_name_on_hdfs_too(output: str, expected: str) -
     request = read_request(parse(sharding_parser("job.py", None), argv))
     assert request.output == expected
     assert request.interval == {"run_id": run_id}
+
+
+@pytest.mark.parametrize("seed", [-1, 1 << 63])
+def test_seeds_out_of_range_are_refused_in_python_too(seed: int) -> None:
+    with pytest.raises(UsageError, match=rf"^--seed must be a whole number from 0 to 2\^63 - 1, got {seed}$"):
+        Random(seed=seed)

@@ -210,13 +210,16 @@ def describe_model(model: ClusterModel, shift: Floats | float) -> FloatFit:
     return FloatFit(centres, sizes, float(model.inertia_), int(model.n_iter_))
 
 
-def new_model(strategy: NeighbourhoodStrategy, clusters: int) -> ClusterModel:
-    """Return an unfitted model for --clustering. clusters: the number to fit; DBSCAN finds its own number."""
+def new_model(strategy: NeighbourhoodStrategy, clusters: int, rows: int) -> ClusterModel:
+    """Return an unfitted model for --clustering.
+
+    clusters: the most clusters; DBSCAN finds its own number. rows: rows to fit."""
     if strategy.clustering == "dbscan":
         return Balls(strategy.radius, strategy.min_neighbours)
     settings = {"max_iter": strategy.max_iter, "tol": strategy.tol, "n_init": strategy.n_init}
-    kind = KMeans if strategy.clustering == "kmeans" else GaussianMixture
-    return kind(clusters, random_state=strategy.seed, **settings)
+    # scikit-learn fits no mixture to a single row, whose neighbourhood is the same by any definition.
+    kind = KMeans if strategy.clustering == "kmeans" or rows == 1 else GaussianMixture
+    return kind(min(clusters, rows), random_state=strategy.seed % (1 << 32), **settings)
 
 
 def rows_to_collect(strategy: NeighbourhoodStrategy, rows: int) -> int:
@@ -288,7 +291,7 @@ def fit_pipeline(
         warnings.simplefilter("ignore", ConvergenceWarning)
         for part in np.unique(parts).tolist():
             own = points[parts == part]
-            model = new_model(strategy, min(clusters, len(own)))
+            model = new_model(strategy, clusters, len(own))
             model.fit(own)
             if isinstance(model, GaussianMixture):
                 model.labels_ = model.predict(own)

@@ -189,7 +189,7 @@ def fit_clusters(strategy: NeighbourhoodStrategy, clusters: int, points: DataFra
             k=clusters,
             maxIter=strategy.max_iter,
             tol=strategy.tol,
-            seed=strategy.seed + start,
+            seed=(strategy.seed + start) % (1 << 63),
             featuresCol="point",
         ).fit(points)
         for start in range(strategy.n_init)
