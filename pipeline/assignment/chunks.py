@@ -68,8 +68,8 @@ def piece_bounds(parts: list[tuple[int, int]], record_bytes: int) -> list[tuple[
 
     With many workers there are few chunks, because each worker gets one file per chunk. To make enough tasks, chunks
     are divided in proportion to their rows. A chunk has at least one range. In all there is at least one range per
-    20,000 rows, up to 16; for larger data one per 64 MiB, up to 256; beyond that one per 1 GiB. The ranges depend on
-    the data and on the chunks, not on the cluster.
+    20,000 rows, up to 16; for larger data one per 64 MiB, up to 256; beyond that one per 1 GiB, up to MOST_CHUNKS. The
+    ranges depend on the data and on the chunks, not on the cluster.
 
     Args:
         parts: the chunks, as consecutive id ranges (see ``chunk_bounds``).
@@ -77,7 +77,7 @@ def piece_bounds(parts: list[tuple[int, int]], record_bytes: int) -> list[tuple[
     """
     rows = parts[-1][1]
     size = rows * record_bytes
-    total_pieces = max(size >> 30, min(256, max(size >> 26, min(16, rows // 20_000))))
+    total_pieces = max(min(MOST_CHUNKS, size >> 30), min(256, max(size >> 26, min(16, rows // 20_000))))
     cuts: list[tuple[int, int]] = []
     for low, high in parts:
         inside = max(1, -(-total_pieces * (high - low) // max(1, rows)))

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from pipeline.assignment.chunks import chunk_bounds, count_by_chunk, offsets_by_chunk, sum_counts
+from pipeline.assignment import chunks
+from pipeline.assignment.chunks import chunk_bounds, count_by_chunk, offsets_by_chunk, piece_bounds, sum_counts
 from pipeline.assignment.groups import GroupTable, SparseIf, group_table
 from pipeline.assignment.permutation import keyed_permutation, keyed_permutations
 from pipeline.assignment.ranks import ranks
@@ -181,3 +182,8 @@ def test_counts_of_parts_add_up_and_hold_only_their_chunks(
     assert np.array_equal(sum_counts(parts, len(bounds), 7), brute)
     assert np.array_equal(sum_counts([sum(parts[1:], parts[0])], len(bounds), 7), brute)
     assert sum(len(part.table) for part in parts) <= len(bounds) + len(pieces)
+
+
+def test_the_number_of_pieces_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "MOST_CHUNKS", 1000)
+    assert len(piece_bounds([(0, 1 << 20)], 1 << 22)) == 1000

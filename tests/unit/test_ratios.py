@@ -101,6 +101,9 @@ def test_sparse_groups_go_to_every_worker_whatever_its_share() -> None:
 
 def test_equal_ratios_are_none_and_others_are_in_lowest_terms() -> None:
     assert lowest_terms((3, 3, 3), 3) is None
+    assert lowest_terms((7,) * 20_000, 20_000) is None, "however many workers there are"
+    with pytest.raises(UsageError, match=r"with 20,001; so many workers can only have equal shares$"):
+        lowest_terms((2,) + (1,) * 19_999, 20_000)
     assert lowest_terms((8, 4, 2, 2), 4) == (4, 2, 1, 1)
     assert parse_ratios("4:2:1:1") == (4, 2, 1, 1)
 
@@ -127,6 +130,12 @@ def test_lognormal_sizes_are_drawn_from_the_distribution() -> None:
     assert (
         named_ratios("lognormal:0.5", 9, 1) == named_ratios("lognormal:0.5", 9, 1) != named_ratios("lognormal:0.5", 9)
     )
+
+
+@pytest.mark.parametrize("text", ["linear", "exponential", "lognormal:1"])
+def test_names_of_sizes_refuse_more_workers_than_parts(text: str) -> None:
+    with pytest.raises(UsageError, match=rf"^--ratios {text} is for at most 16,384 workers, got 20,000; leave it out$"):
+        named_ratios(text, 20_000)
 
 
 def _centred(ratios: tuple[int, ...]) -> npt.NDArray[np.float64]:

@@ -37,12 +37,14 @@ def lowest_terms(ratios: Sequence[int], num_workers: int) -> Ratios | None:
     # Ratios are part of a run's identity: 4:2 and 2:1 deal the same rows, and must count as the same configuration.
     common = reduce(gcd, whole)
     lowest = tuple(ratio // common for ratio in whole)
+    if len(set(lowest)) == 1:
+        return None
     if sum(lowest) > MOST_PARTS:
+        mend = "round them" if num_workers < MOST_PARTS else "so many workers can only have equal shares"
         raise UsageError(
-            f"--ratios must add up to at most {MOST_PARTS:,} in lowest terms, got {excerpt} with {sum(lowest):,};"
-            " round them"
+            f"--ratios must add up to at most {MOST_PARTS:,} in lowest terms, got {excerpt} with {sum(lowest):,}; {mend}"
         )
-    return None if len(set(lowest)) == 1 else lowest
+    return lowest
 
 
 def ratios_text(ratios: Sequence[int]) -> str:
