@@ -5,7 +5,7 @@ See pipeline/clustering/lloyd.py."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Self, TypeVar
 
@@ -27,7 +27,7 @@ from pipeline.clustering.fit import ONE_TASK_PRODUCTS, fit, refine_centres, refi
 from pipeline.clustering.params import column_type, not_negative, number_column, rows_as_matrix, whole_number
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
 from pipeline.clustering.points import ONE_TASK_BYTES, Points, fit_gathered
-from pipeline.clustering.projection import check_grid, grid_exponent
+from pipeline.clustering.projection import check_grid, grid_exponent, grid_points
 from pipeline.clustering.reduction import tree_reduce
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import DataError, UsageError
@@ -35,6 +35,7 @@ from pipeline.core.hashing import row_hashes
 from pipeline.core.npz import check_arrays
 
 FEATURES = "the features"
+MOST_VALUE = 1e150  # of a feature, so that sums of squares are finite
 T = TypeVar("T")
 
 
@@ -134,7 +135,7 @@ class BlockKMeans(
         if not parts:
             raise DataError("cannot fit clusters to an empty table")
         # Integers on one grid make all sums exact, hence independent of partitioning.
-        exponent = grid_exponent(np.max([part.bounds for part in parts], axis=0))
+        exponent = grid_exponent(merge_bounds([part.bounds for part in parts]))
 
         def quantise_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             """Yield the id and the grid point of each row, as the bytes of int32 [features]."""
@@ -222,6 +223,17 @@ def content_ids(points: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
     return row_hashes(none, none, None, None, np.ascontiguousarray(points).view(np.uint8)).view(np.int64)
 
 
+def merge_bounds(bounds: Sequence[Sequence[float] | npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
+    """Return the largest absolute value of each feature over several parts of a table, at least one.
+
+    Raises DataError if the parts have different numbers of features."""
+    sizes = {len(each) for each in bounds}
+    if len(sizes) > 1:
+        raise DataError(f"{FEATURES} has rows of {min(sizes)} and {max(sizes)} values; sizes must be equal")
+    largest: npt.NDArray[np.float64] = np.max(bounds, axis=0)
+    return largest
+
+
 def _bounds(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield one row per partition: the largest absolute value of each feature, and the number of values."""
     bounds = []
@@ -233,9 +245,11 @@ def _bounds(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             values += features.size
     if bounds:
         # NaN and infinity survive the maxima, so one check per partition finds them in any row.
-        largest = np.max(bounds, axis=0)
+        largest = merge_bounds(bounds)
         if not np.isfinite(largest).all():
             raise DataError("a point holds NaN or infinity; clean the features before clustering")
+        if largest.max() > MOST_VALUE:
+            raise DataError(f"a point holds a number beyond {MOST_VALUE:g}; scale the features before clustering")
         arrays = [pa.array([largest.tolist()]), pa.array([values], pa.int64())]
         yield pa.RecordBatch.from_arrays(arrays, ["bounds", "values"])
 
@@ -265,7 +279,7 @@ class BlockKMeansModel(Model, _KMeansParams, ArrayReadable, ArrayWritable):
         exponent = self.exponent
 
         def predict(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-            return lloyd.nearest(np.rint(values * 2.0**exponent).astype(np.int32), centres)[0]
+            return lloyd.nearest(grid_points(values, exponent), centres)[0]
 
         features = number_column(dataset, self.getFeaturesCol(), "featuresCol")
         return dataset.withColumn(self.getPredictionCol(), matrix_to_int(predict, features))

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pipeline.clustering.columns import matrix_to_int
 from pipeline.clustering.lloyd import Fit, nearest_of_class
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
-from pipeline.clustering.projection import check_grid
+from pipeline.clustering.projection import check_grid, grid_points
 from pipeline.core.arrays import Ints
 from pipeline.core.npz import check_arrays
 from pipeline.core.shardset.layout import MAX_CLASSES
@@ -48,8 +48,7 @@ class KMeansByClassModel(Model, HasFeaturesCol, HasLabelCol, HasPredictionCol, A
 
         def predict(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
             # Column 0 is the label, because a pandas UDF here takes one column.
-            points = np.rint(values[:, 1:] * 2.0**exponent).astype(np.int32)
-            return nearest_of_class(values[:, 0].astype(np.int64), points, centres)
+            return nearest_of_class(values[:, 0].astype(np.int64), grid_points(values[:, 1:], exponent), centres)
 
         label = F.array(F.col(self.getLabelCol()).cast("double"))
         both = F.concat(label, vector_to_array(F.col(self.getFeaturesCol())))

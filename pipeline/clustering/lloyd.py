@@ -74,10 +74,10 @@ class Fit:
     far_groups: int = 0
 
 
-def nearest(points: npt.NDArray[np.int32], centres: Ints) -> tuple[Ints, npt.NDArray[np.float64]]:
+def nearest(points: npt.NDArray[Any], centres: Ints) -> tuple[Ints, npt.NDArray[np.float64]]:
     """Return the index of the nearest centre, int64 [rows], and its squared distance, float64 [rows] holding integers.
 
-    Costs 2 * rows * k * p flop."""
+    points: integers, int32, or float64 for rows outside of the fit, which may be far out. Costs 2 * rows * k * p flop."""
     index = np.empty(len(points), np.int64)
     distance = np.empty(len(points))
     c = centres.astype(np.float64)
@@ -96,7 +96,7 @@ def nearest(points: npt.NDArray[np.int32], centres: Ints) -> tuple[Ints, npt.NDA
 
 
 def nearest_of_class(
-    labels: npt.NDArray[np.integer[Any]], points: npt.NDArray[np.int32], centres: tuple[Ints, ...]
+    labels: npt.NDArray[np.integer[Any]], points: npt.NDArray[Any], centres: tuple[Ints, ...]
 ) -> Ints:
     """Return the number of the nearest centre of its own class for each row, int64 [rows].
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.core.errors import DataError
+
 if TYPE_CHECKING:
     from pipeline.clustering.gram import Spectrum
 
@@ -29,6 +31,16 @@ def grid_exponent(bounds: npt.NDArray[np.float64]) -> int:
     if spread == 0:
         return 0
     return min(math.floor((52 - math.log2(spread)) / 2), math.floor(30 - math.log2(float(bounds.max()))))
+
+
+def grid_points(values: npt.NDArray[np.float64], exponent: int) -> npt.NDArray[np.float64]:
+    """Round values to integers on the grid 2^-exponent, as float64, because new rows may lie far beyond a fit's range.
+
+    Raises DataError for NaN and infinity."""
+    points: npt.NDArray[np.float64] = np.rint(values * 2.0**exponent)
+    if not np.isfinite(points).all():
+        raise DataError("a point holds NaN, infinity or too large a number; clean the features before predicting")
+    return points
 
 
 def check_grid(exponent: int, shift: int = 0) -> None:
@@ -78,10 +90,12 @@ class Grid:
     exponent: int
 
     def __call__(self, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
-        """Round the bytes of float32 features, uint8 [rows, 4 d], to int32 [rows, d]."""
+        """Round the bytes of float32 features, uint8 [rows, 4 d], to int32 [rows, d].
+
+        Features beyond the range of the fit may be clipped. Raises DataError for NaN and infinity."""
         features = np.ascontiguousarray(rows).view(np.float32)
-        points: npt.NDArray[np.int32] = np.rint(np.ldexp(features.astype(np.float64), self.exponent)).astype(np.int32)
-        return points
+        limits = np.iinfo(np.int32)
+        return grid_points(features.astype(np.float64), self.exponent).clip(limits.min, limits.max).astype(np.int32)
 
 
 def quantise(spectrum: Spectrum, *, whiten: bool) -> Projection:

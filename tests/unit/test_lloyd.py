@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,12 +18,13 @@ from pipeline.clustering import lloyd
 from pipeline.clustering.fit import fit as fit_rows
 from pipeline.clustering.fit import refine_centres, refinement_limit, refinement_sample
 from pipeline.clustering.gram import Spectrum
-from pipeline.clustering.kmeans import content_ids
+from pipeline.clustering.kmeans import _bounds, content_ids
 from pipeline.clustering.passes import Pass
 from pipeline.clustering.points import Points as Block
 from pipeline.clustering.points import fit_gathered
-from pipeline.clustering.projection import grid_exponent, quantise
+from pipeline.clustering.projection import Grid, grid_exponent, grid_points, quantise
 from pipeline.core.arrays import Ints
+from pipeline.core.errors import DataError
 
 Points = npt.NDArray[np.int32]
 T = TypeVar("T")
@@ -221,6 +223,33 @@ def test_an_all_zero_spread_has_a_grid() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("distance", [1.0, 100.0, 1e9])
+def test_far_rows_are_predicted_in_their_direction(distance: float) -> None:
+    """The points of a fit are int32, but a model may see rows much farther out than those of its fit."""
+    fit = np.array([[5.0, 0.0], [0.0, 5.0], [-5.0, 0.0]])
+    exponent = grid_exponent(np.abs(fit).max(axis=0))
+    points = grid_points(fit * distance, exponent)
+    assert lloyd.nearest(points, grid_points(fit, exponent).astype(np.int64))[0].tolist() == [0, 1, 2]
+    clipped = Grid(2, exponent)((fit * distance).astype(np.float32).view(np.uint8))
+    assert np.sign(clipped).tolist() == np.sign(fit).tolist()
+    with pytest.raises(DataError, match="NaN, infinity or too large a number; clean"):
+        grid_points(np.array([[1.0, np.nan]]), exponent)
+
+
+@pytest.mark.parametrize(
+    ("batches", "line"),
+    [
+        ([[[1.0, 2.0]], [[1.0, 2.0, 3.0]]], "the features has rows of 2 and 3 values; sizes must be equal"),
+        ([[[1.0, 1e151]]], r"a number beyond 1e\+150; scale the features"),
+        ([[[1.0, float("inf")]]], "NaN or infinity; clean the features"),
+    ],
+)
+def test_features_that_cannot_be_clustered_are_one_line(batches: list[list[list[float]]], line: str) -> None:
+    tables = [pa.RecordBatch.from_arrays([pa.array([0]), pa.array(rows)], ["id", "v"]) for rows in batches]
+    with pytest.raises(DataError, match=line):
+        list(_bounds(tables))
+
+
 def test_more_clusters_than_the_smallest_sample_has_rows() -> None:
     points, _ = blobs(rows=30_000)
     fitted = fit(points, 5000, parts=3, max_iter=2)
