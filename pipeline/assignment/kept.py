@@ -5,7 +5,6 @@ are deleted with it."""
 
 from __future__ import annotations
 
-import uuid
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.core.arrays import Ints
-from pipeline.core.shardset.attempt import task_folder
+from pipeline.core.shardset.attempt import write_task_file
 from pipeline.core.storage.store import Store
 
 
@@ -28,7 +27,7 @@ class KeptRange:
 
 
 def write_groups(store: Store, folder: str, low: int, groups: npt.NDArray[np.int32]) -> KeptRange:
-    """Write the groups of the rows from id ``low`` on. The file name is unique to this try of a task.
+    """Write the groups of the rows from id ``low`` on, and return the file.
 
     Args:
         store: reaches the attempt.
@@ -36,10 +35,7 @@ def write_groups(store: Store, folder: str, low: int, groups: npt.NDArray[np.int
         low: id of the first row.
         groups: int32 [rows].
     """
-    kept_range = KeptRange(low, low + len(groups), f"{folder}/{uuid.uuid4().hex}")
-    task_folder(store, folder)
-    store.write_new(kept_range.path, groups.astype("<i4").tobytes())
-    return kept_range
+    return KeptRange(low, low + len(groups), write_task_file(store, folder, groups.astype("<i4").tobytes()))
 
 
 def _read_numbers(store: Store, path: str) -> npt.NDArray[np.int32]:

@@ -26,6 +26,17 @@ def ranks(groups: Ints, offsets: Ints) -> Ints:
     return result
 
 
+def split_by_key(keys: Ints) -> Iterator[tuple[int, Ints]]:
+    """Yield each key that occurs, ascending, and the places of its rows in order, int64.
+
+    O(r log r) for r rows and any number of keys."""
+    order = np.argsort(keys, kind="stable")
+    # One mask per key would read all rows once for every key.
+    for places in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1):
+        if len(places):
+            yield int(keys[places[0]]), places
+
+
 def runs_of_equal_keys(keys: Ints) -> Iterator[tuple[int, int, int]]:
     """Yield (key, first, end) of each run of equal keys. keys: 0 or more, ascending."""
     firsts = np.flatnonzero(np.diff(keys, prepend=-1))

@@ -32,7 +32,9 @@ def named_ratios(text: str, num_workers: int, seed: int = 0) -> Ratios:
     if num_workers < 1:
         raise UsageError(f"--workers must be at least 1, got {num_workers}")
     if num_workers > MOST_PARTS and text[:1].isalpha():
-        raise UsageError(f"--ratios {text[:80]} is for at most {MOST_PARTS:,} workers, got {num_workers:,}; leave it out")
+        raise UsageError(
+            f"--ratios {text[:80]} is for at most {MOST_PARTS:,} workers, got {num_workers:,}; leave it out"
+        )
     name, colon, parameter = text.partition(":")
     places = np.arange(1, num_workers + 1, dtype=np.float64)
     if name == "lognormal" and colon:

@@ -72,9 +72,9 @@ class BlockKMeans(
     The iterations start from a seeded k-means++ on the 4,096 rows with the smallest id hashes, and from tiny groups far
     from all other rows (far.py), for which all rows are searched.
 
-    All iterations run in one task while the points fit comfortably (256 MiB), else in one job per iteration over cached
-    partitions, with bit-identical results. The driver only holds centres. Inertia equals scikit-learn's to a fraction
-    of a percent. Costs 2 * rows * k * p flop per iteration."""
+    All iterations run in one task while the points fit comfortably (256 MiB) and a pass is short (rows x features x k
+    up to 2^32), else in one job per iteration over cached partitions, with bit-identical results. The driver only holds
+    centres. Inertia equals scikit-learn's to a fraction of a percent. Costs 2 * rows * k * p flop per iteration."""
 
     @keyword_only
     def __init__(
@@ -135,7 +135,7 @@ class BlockKMeans(
         if not parts:
             raise DataError("cannot fit clusters to an empty table")
         # Integers on one grid make all sums exact, hence independent of partitioning.
-        exponent = grid_exponent(merge_bounds([part.bounds for part in parts]))
+        exponent = grid_exponent(merge_bounds([np.array(part.bounds) for part in parts]))
 
         def quantise_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             """Yield the id and the grid point of each row, as the bytes of int32 [features]."""
@@ -202,7 +202,7 @@ class BlockKMeans(
 
             # The pass is the same for any k: each task takes k from the centres that it gets.
             result = fit(lambda k: run_pass, rows, sample, settings, refine, report)
-        return self.model(result, exponent)
+        return self._copyValues(BlockKMeansModel(result, exponent))
 
     def settings(self) -> lloyd.KMeansSettings:
         return lloyd.KMeansSettings(
@@ -213,9 +213,6 @@ class BlockKMeans(
             self.getOrDefault(self.nInit),
         )
 
-    def model(self, result: lloyd.Fit, exponent: int) -> BlockKMeansModel:
-        return self._copyValues(BlockKMeansModel(result, exponent))
-
 
 def content_ids(points: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
     """Return an id of every row from its content, int64 [rows]. Equal rows share an id and are interchangeable."""
@@ -223,7 +220,7 @@ def content_ids(points: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
     return row_hashes(none, none, None, None, np.ascontiguousarray(points).view(np.uint8)).view(np.int64)
 
 
-def merge_bounds(bounds: Sequence[Sequence[float] | npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
+def merge_bounds(bounds: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
     """Return the largest absolute value of each feature over several parts of a table, at least one.
 
     Raises DataError if the parts have different numbers of features."""

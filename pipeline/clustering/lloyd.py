@@ -95,9 +95,7 @@ def nearest(points: npt.NDArray[Any], centres: Ints) -> tuple[Ints, npt.NDArray[
     return index, distance
 
 
-def nearest_of_class(
-    labels: npt.NDArray[np.integer[Any]], points: npt.NDArray[Any], centres: tuple[Ints, ...]
-) -> Ints:
+def nearest_of_class(labels: npt.NDArray[np.integer[Any]], points: npt.NDArray[Any], centres: tuple[Ints, ...]) -> Ints:
     """Return the number of the nearest centre of its own class for each row, int64 [rows].
 
     Centres are numbered through, class by class. centres: per class."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pipeline.core.arrays import Ints
-from pipeline.core.shardset.attempt import task_folder
+from pipeline.core.shardset.attempt import write_task_file
 from pipeline.core.storage.store import Store
 from pipeline.input.assignment_table import ABSENT
 from pipeline.input.dataset import Block
@@ -104,7 +103,7 @@ def check_lines(parts: Sequence[Ints], low: int, high: int, num_workers: int) ->
 def check_and_write_lines(
     store: Store, folder: str, parts: Sequence[Ints], bound: tuple[int, int], num_workers: int
 ) -> LineCheck:
-    """Check the lines of a chunk (see ``check_lines``) and write them. The file name is unique to this try of a task.
+    """Check the lines of a chunk (see ``check_lines``) and write them.
 
     Args:
         store: reaches the attempt.
@@ -116,7 +115,5 @@ def check_and_write_lines(
     lines, problem = check_lines(parts, *bound, num_workers)
     if problem:
         return LineCheck(problem=problem)
-    path = f"{folder}/{uuid.uuid4().hex}"
-    task_folder(store, folder)
-    store.write_new(path, lines.astype("<i8").tobytes())
+    path = write_task_file(store, folder, lines.astype("<i8").tobytes())
     return LineCheck(path, int((lines[COPY] > 0).sum()))

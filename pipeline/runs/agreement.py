@@ -55,10 +55,10 @@ def agreement(context: SparkContext, shards: ShardSet, reference: ShardSet) -> S
     sides = [((shards.uri, one), (reference.uri, other)) for one, other in zip(left, right, strict=True)]
     parts = context.parallelize(sides, slices).flatMap(partial(cells_of_chunk, shards.store, near, slices))
     # The Rand index needs the total of each group, so all cells of a group meet in one task.
-    by_group = parts.filter(lambda part: part[0] < slices).partitionBy(slices, int)
-    sums = by_group.mapPartitions(partial(sum_up, near)).collect()
-    by_worker = parts.filter(lambda part: part[0] == slices).values().collect()
-    test = chi_square(contingency_table(Cells.total(by_worker), shards.num_workers, near))
+    totals = parts.partitionBy(slices + 1, int).mapPartitionsWithIndex(partial(sum_up, near, slices)).collect()
+    sums = [each for each in totals if isinstance(each, PairSums)]
+    by_worker = Cells.total(each for each in totals if isinstance(each, Cells))
+    test = chi_square(contingency_table(by_worker, shards.num_workers, near))
     return SetAgreement(reduce(add, sums).adjusted_rand(), test.per_dof if test else None)
 
 
@@ -91,8 +91,16 @@ def owners(store: Store, uri: str, file: ShardFile) -> tuple[Ints, Ints, Ints]:
     return ids, workers, groups
 
 
-def sum_up(near: int, parts: Iterable[tuple[int, Cells]]) -> Iterator[PairSums]:
-    """Yield the pair sums of one slice, all of whose cells are in ``parts``; nothing for an empty slice."""
+def sum_up(near: int, slices: int, number: int, parts: Iterable[tuple[int, Cells]]) -> Iterator[PairSums | Cells]:
+    """Yield the pair sums of one slice, or the total of the cells of workers; nothing for an empty slice.
+
+    Args:
+        near: number of neighbourhoods of the reference.
+        slices: number of slices of groups.
+        number: number of this slice, or ``slices`` for the cells of workers.
+        parts: all cells of this number.
+    """
     cells = [part for _, part in parts]
     if cells:
-        yield PairSums.from_cells(Cells.total(cells), near)
+        total = Cells.total(cells)
+        yield total if number == slices else PairSums.from_cells(total, near)

@@ -12,6 +12,7 @@ from typing import ClassVar
 import numpy as np
 from pyspark import SparkContext
 
+from pipeline.assignment.ranks import split_by_key
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.shardset.attempt import Attempt
@@ -274,9 +275,8 @@ def _check_and_keep_lines(
             for lines in read_lines(store, path):
                 if len(beyond := np.flatnonzero(lines[0] >= rows)):
                     raise DataError(f"{path}: id {lines[0][beyond[0]]} is not one of the rows 0..{rows - 1}")
-                chunks = np.searchsorted(starts, lines[0], side="right") - 1
-                for chunk in np.unique(chunks).tolist():
-                    yield chunk, lines[:, chunks == chunk]
+                for chunk, places in split_by_key(np.searchsorted(starts, lines[0], side="right") - 1):
+                    yield chunk, lines[:, places]
         except DataError as error:
             yield 0, str(error)
 

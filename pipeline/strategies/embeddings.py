@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
-from uuid import uuid4
 
 import numpy as np
 
 from pipeline.assignment.chunks import pass_pieces, point_pieces
+from pipeline.assignment.ranks import split_by_key
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import DataError, JobError
-from pipeline.core.shardset.attempt import task_folder
+from pipeline.core.shardset.attempt import write_task_file
 from pipeline.core.shardset.damage import content_digest
 from pipeline.core.shardset.layout import Layout
 from pipeline.core.storage.store import Store
@@ -127,10 +127,8 @@ def join_vectors(context: Context, table: EmbeddingTable) -> tuple[KeptVectors, 
             for ids, vectors in table.read(part):
                 if len(beyond := np.flatnonzero(ids >= rows)):
                     raise DataError(f"{part.path}: id {ids[beyond[0]]} is not one of the rows 0..{rows - 1}")
-                places = np.searchsorted(starts, ids, side="right") - 1
-                for place in np.unique(places).tolist():
-                    is_here = places == place
-                    yield place, (ids[is_here], vectors[is_here])
+                for piece, places in split_by_key(np.searchsorted(starts, ids, side="right") - 1):
+                    yield piece, (ids[places], vectors[places])
         except JobError as error:
             yield 0, str(error)
 
@@ -149,8 +147,6 @@ def _write_piece(
     vectors_or_errors: Iterable[tuple[int, Part | str]],
 ) -> Iterator[KeptVectors | str]:
     """Write the vectors of a piece in id order and yield the file, or an error text.
-
-    The file name is unique per task attempt, so that speculative or repeated tasks do not collide.
 
     Args:
         store: the file system.
@@ -171,8 +167,4 @@ def _write_piece(
     if problem:
         yield f"{table.uri}: {problem}"
         return
-    kept_vectors = KeptVectors(low, high, f"{folder}/{uuid4().hex}")
-    # A task that outlives its driver must not make the deleted folder of the attempt again.
-    task_folder(store, folder)
-    store.write_new(kept_vectors.path, vectors.astype("<f4").tobytes())
-    yield kept_vectors
+    yield KeptVectors(low, high, write_task_file(store, folder, vectors.astype("<f4").tobytes()))

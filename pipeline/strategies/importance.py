@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
-from uuid import uuid4
 
 import numpy as np
 
 from pipeline.assignment.chunks import pass_pieces, point_pieces
 from pipeline.assignment.groups import GroupTable, group_table, rows_by_worker
 from pipeline.assignment.kept import KeptGroups, KeptRange, write_groups
+from pipeline.assignment.ranks import split_by_key
 from pipeline.core.arrays import Floats, Ints
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.importance import (
@@ -25,7 +25,7 @@ from pipeline.core.importance import (
     importance,
     workers_of_blocks,
 )
-from pipeline.core.shardset.attempt import task_folder
+from pipeline.core.shardset.attempt import write_task_file
 from pipeline.core.shardset.damage import content_digest
 from pipeline.core.specs import option
 from pipeline.core.storage.store import Store
@@ -233,7 +233,7 @@ class RankingTask:
             for ids, epochs, losses in self.ledger.read(part, self.ignored):
                 if len(beyond := np.flatnonzero(ids >= self.rows)):
                     raise DataError(f"{part.path}: id {ids[beyond[0]]} is not one of the rows 0..{self.rows - 1}")
-                for piece, places in split_by_piece(ids, starts):
+                for piece, places in split_by_key(np.searchsorted(starts, ids, side="right") - 1):
                     yield piece, LossPart(ids[places], epochs[places], losses[places])
         except JobError as error:
             yield 0, str(error)
@@ -280,26 +280,11 @@ class RankingTask:
         rows = [part for _, part in parts]
         ids = np.concatenate([np.empty(0, np.int64), *(part.ids for part in rows)])
         values = np.concatenate([np.empty(0), *(part.values for part in rows)])
-        # A task that outlives its driver must not make the deleted folder of the attempt again.
-        task_folder(self.ledger.store, self.scratch)
-        file = RankedFile(f"{self.scratch}/{uuid4().hex}", len(ids))
-        self.ledger.store.write_new(file.path, ids[np.lexsort((ids, values))].astype("<i8").tobytes())
-        yield file
+        data = ids[np.lexsort((ids, values))].astype("<i8").tobytes()
+        yield RankedFile(write_task_file(self.ledger.store, self.scratch, data), len(ids))
 
     def read_ids(self, file: RankedFile) -> Ints:
         return np.frombuffer(self.ledger.store.read(file.path), "<i8").astype(np.int64)
-
-
-def split_by_piece(ids: Ints, starts: Ints) -> Iterator[tuple[int, Ints]]:
-    """Yield each piece that has some of the ids, and their places, int64. O(L log L) for L ids, for any number of pieces.
-
-    ids: int64 [L]. starts: first id of each piece, ascending, int64."""
-    pieces = np.searchsorted(starts, ids, side="right") - 1
-    order = np.argsort(pieces, kind="stable")
-    # One mask per piece would read all ids once for every piece.
-    for places in np.split(order, np.flatnonzero(np.diff(pieces[order])) + 1):
-        if len(places):
-            yield int(pieces[places[0]]), places
 
 
 def quantiles(rows: SortedRows, number: int) -> SortedRows:
@@ -379,7 +364,7 @@ def store_owners(
     def owners_by_piece(place: int) -> Iterator[tuple[int, tuple[Ints, Ints]]]:
         ids = task.read_ids(files[place])
         workers = owners_of(firsts[place] + np.arange(len(ids)))
-        for piece, places in split_by_piece(ids, starts):
+        for piece, places in split_by_key(np.searchsorted(starts, ids, side="right") - 1):
             yield piece, (ids[places], workers[places])
 
     def write(piece: int, parts: Iterable[tuple[int, tuple[Ints, Ints]]]) -> Iterator[KeptRange]:

@@ -96,7 +96,11 @@ class NeighbourhoodStrategy(EmbeddingStrategy):
     added: ClassVar[tuple[str, ...]] = ("clustering",)
     looks_at_pixels: ClassVar[bool] = True
     clusters: int | None = option(
-        None, "number of neighbourhoods", least=1, most=MOST_CLUSTERS, shown="twice the number of classes"
+        None,
+        "number of neighbourhoods (class_cluster: rounded down to a multiple of the classes, but at least 1 per class)",
+        least=1,
+        most=MOST_CLUSTERS,
+        shown="twice the number of classes",
     )
     embedding: str | None = option(None, **EMBEDDING)
     components: float = option(50.0, **COMPONENTS)
@@ -166,17 +170,6 @@ class NeighbourhoodStrategy(EmbeddingStrategy):
         """Return the parameters that identify the run, so that sets of older versions stay valid."""
         values = super().identity()
         return {key: value for key, value in values.items() if key not in self.added or value != _default(self, key)}
-
-    def space(self, context: Context) -> Space:
-        """Return the space of integer points in which the rows are clustered. Fits a PCA if the rows are images."""
-        return fit_space(
-            context,
-            embedding=self.embedding,
-            components=self.components,
-            whiten=self.whiten,
-            fit_rows=self.fit_rows,
-            seed=self.seed,
-        )
 
 
 def _default(spec: object, name: str) -> Any:

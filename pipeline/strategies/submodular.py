@@ -18,6 +18,7 @@ from pipeline.assignment.blocks import PART_ROWS, BlockRule, FunctionName, block
 from pipeline.assignment.chunks import ChunkCounts, count_by_chunk, sum_counts
 from pipeline.assignment.groups import GroupTable, Start, group_table, rows_by_worker
 from pipeline.assignment.kept import KeptByRank, write_groups
+from pipeline.assignment.ranks import split_by_key
 from pipeline.clustering.gram import is_component_number
 from pipeline.clustering.points import Points, concatenate_points
 from pipeline.clustering.similarity import (
@@ -156,8 +157,7 @@ class GroupTask:
             ids = block.points.ids
             points = block.points.points
             groups = self.parts(block.labels, ids)
-            for group in np.unique(groups).tolist():
-                rows = groups == group
+            for group, rows in split_by_key(groups):
                 yield places[group], Points(ids[rows], points[rows])
 
     def place(self, grouped_points: Iterable[tuple[int, Points]]) -> Iterator[tuple[int, str]]:
@@ -240,7 +240,7 @@ class Submodular(EmbeddingStrategy):
     )
     part_rows: int = option(
         PART_ROWS,
-        "maximum number of rows per placement task; a larger class is divided by a hash of ids",
+        "rows of a class that are placed together, at most, on average; a larger class is divided by a hash of ids",
         least=100,
         advanced=True,
     )

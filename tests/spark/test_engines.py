@@ -187,7 +187,9 @@ def test_balls_of_dbscan_are_scikit_learns() -> None:
 def test_a_class_of_a_single_row_is_its_own_neighbourhood(clustering: str) -> None:
     """The seed is larger than those that scikit-learn takes."""
     clusters = None if clustering == "dbscan" else 4
-    strategy = make("class_cluster", engine="scikit-learn", clustering=clustering, seed=(1 << 63) - 1, clusters=clusters)
+    strategy = make(
+        "class_cluster", engine="scikit-learn", clustering=clustering, seed=(1 << 63) - 1, clusters=clusters
+    )
     rows = np.random.default_rng(2).normal(size=(21, 3))
     parts = np.repeat([0, 1], [20, 1])
     pipeline = fit_pipeline(strategy, 2, rows, parts, pixels=False)

@@ -103,6 +103,16 @@ def task_folder(store: Store, path: str) -> None:
         ) from None
 
 
+def write_task_file(store: Store, folder: str, data: bytes) -> str:
+    """Write a new file in a folder inside an attempt, which other tasks may read, and return its path.
+
+    The name is unique, so that repeated and speculative tasks do not collide. Raises JobError like ``task_folder``."""
+    path = f"{folder}/{uuid.uuid4().hex}"
+    task_folder(store, folder)
+    store.write_new(path, data)
+    return path
+
+
 class Attempt:
     """The claim of one run on an output. A context manager, which removes the attempt's folder at its end.
 

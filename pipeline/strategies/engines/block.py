@@ -19,6 +19,7 @@ from pipeline.strategies.neighbourhoods import (
     LabelledPoints,
     NeighbourhoodStrategy,
     check_space,
+    fit_space,
     group_rows,
     project_rows,
 )
@@ -41,7 +42,14 @@ class BlockEngine(ClusteringEngine):
         from pipeline.clustering.kmeans import BlockKMeans  # loads spark.ml; tasks import this module and do without
 
         sizes = context.scan.label_counts.sum(axis=0)
-        space = strategy.space(context)
+        space = fit_space(
+            context,
+            embedding=strategy.embedding,
+            components=strategy.components,
+            whiten=strategy.whiten,
+            fit_rows=strategy.fit_rows,
+            seed=strategy.seed,
+        )
         estimator = BlockKMeans(
             k=clusters, maxIter=strategy.max_iter, tol=strategy.tol, seed=strategy.seed, nInit=strategy.n_init
         )
