@@ -1,7 +1,7 @@
 """Principal components of fewer images than pixels, from the matrix of the images' products (the dual PCA). Pure numpy.
 
-The matrix is rows x rows instead of pixels x pixels, and has the same leading eigenvalues. It is as exact as in
-gram.py, whose sums are computed on the transposed images. Costs rows^2 * d flop, and in one task rows * d bytes for the
+The matrix is rows x rows instead of pixels x pixels, and has the same leading eigenvalues. Its sums are exact too:
+gram.gram_of_blocks adds them up on the transposed images. Costs rows^2 * d flop, and in one task rows * d bytes for the
 images and 12 bytes per pair of rows."""
 
 from __future__ import annotations

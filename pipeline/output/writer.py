@@ -97,7 +97,8 @@ class WrittenChunk:
 class ShardWriter:
     """A writer of one worker's file of one chunk.
 
-    It buffers batches and writes row groups of between 0.5 and 1.5 times ``group_rows``.
+    It buffers batches and writes row groups of 0.75 to 1.5 times ``group_rows``; a file with fewer rows has one smaller
+    group.
 
     Attributes:
         store: reaches the attempt.

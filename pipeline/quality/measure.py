@@ -1,7 +1,7 @@
 """The measurement of a committed set for the quality figures and the report: two passes over its files.
 
 A pass is a local function of one file and a merge on the driver, which holds one small record per file. ``run(fn,
-items)`` runs the local functions: ``dataset.serial`` here, a Spark job in ``jobs.py``."""
+items)`` runs the local functions: ``dataset.serial`` here, a Spark job in ``runs/report.py``."""
 
 from __future__ import annotations
 

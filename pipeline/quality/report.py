@@ -35,10 +35,13 @@ FITTED = {
     "log_likelihood": "log-likelihood of the rows under the mixture",
     "noise_rows": "fitted rows that are in no ball of dbscan",
     "partitions": "partitions of the table that spark.ml fitted to",
-    "rows_fitted": "rows that the principal components were fitted on",
+    "rows_fitted": "rows that the principal components or hash functions were fitted to",
     "components_fitted": "principal components that were kept",
     "epochs_used": "epochs whose losses rank the rows",
     "explained_variance": "share of the variance that the components keep",
+    "buckets": "hash buckets that have rows",
+    "bundles": "different values of the --group-by column",
+    "largest_bundle": "rows of its most frequent value",
 }
 
 

@@ -17,9 +17,9 @@ from pipeline.strategies.neighbourhoods import NeighbourhoodStrategy
 class ClassCluster(NeighbourhoodStrategy):
     """K-means inside each class, with every (class, cluster) cell dealt round robin.
 
-    clusters: the total number, divided evenly among the classes (None: two per class). Row counts of every cell differ
-    by at most one between workers, as with ``stratified``, so classes are balanced too. One k-means per class, on
-    points of one common PCA; no sparse cells, no duplicates."""
+    clusters: the total number, rounded down to a multiple of the classes, but at least one per class (None: two per
+    class). Row counts of every cell differ by at most one between workers, as with ``stratified``, so classes are
+    balanced too. One k-means per class, on points of one common PCA; no sparse cells, no duplicates."""
 
     name: ClassVar[str] = "class_cluster"
     summary: ClassVar[str] = "k-means clusters inside each class, dealt round robin"

@@ -120,7 +120,8 @@ def commit(
         return True
 
     manifest = describe_set(run, goal, written_set, models)
-    # Before the commit, so that no committed set lacks its list; a rerun writes the same lines.
+    # Before the commit, so that no committed set lacks its list. If the run is killed in between, its list stands beside
+    # the old set until it is run again.
     write_quarantine(run.store, path_of(run.request.output, 0), lines_of(written_set.inputs.bad_records))
     committed = publish(attempt, manifest, written_set.moves() + models, before=goal.before, supersedes=supersedes)
     return ShardingResult(committed, fresh=committed.manifest.generation.endswith(attempt.id))
