@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from pipeline.runs.request import Request
 from pipeline.runs.reshard import reshard
 from pipeline.runs.shard import shard
 from pipeline.strategies.distribution_aware import DistributionAware
-from pipeline.strategies.engines import ENGINES
+from pipeline.strategies.engines import ENGINES, load_engine
 from pipeline.strategies.engines.scikit_learn import Balls, describe_model, fit_pipeline
 from tests.conftest import write_binary
 from tests.support.sharding_runs import QUIET, make, read, run, shas, vectors_in_parquet
@@ -197,6 +198,14 @@ def test_a_class_of_a_single_row_is_its_own_neighbourhood(clustering: str) -> No
     assert fits[1].sizes[0] == 1
     groups = pipeline.groups({0: np.arange(9), 1: np.arange(9) + 9}, rows, parts)
     assert groups[20] == 9
+
+
+def test_a_class_of_a_single_row_is_too_small_for_spark_ml() -> None:
+    counts = np.array([[9, 0, 1], [8, 0, 0]])
+    context: Any = SimpleNamespace(scan=SimpleNamespace(label_counts=counts))
+    line = "^--engine spark-ml cannot cluster class 2, which has a single row: use --engine block or scikit-learn, or"
+    with pytest.raises(UsageError, match=line):
+        load_engine("spark-ml").cluster(context, make("class_cluster", engine="spark-ml"), 2, by_class=True)
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,12 @@ class SparkMlEngine(ClusteringEngine):
                 f"--engine spark-ml finds at least 2 neighbourhoods{' per class' * by_class}, got {clusters}: give more"
                 " --clusters, or use --engine block"
             )
+        sizes = context.scan.label_counts.sum(axis=0)
+        if by_class and strategy.clustering == "kmeans" and 1 in sizes:
+            raise UsageError(
+                f"--engine spark-ml cannot cluster class {sizes.tolist().index(1)}, which has a single row: use --engine"
+                " block or scikit-learn, or leave out the row"
+            )
         images = images_or_vectors(context, strategy.embedding)
         size = images.dataset.rows * images.dataset.record_bytes
         partitions = min(max(PARTITIONS, -(-size // PARTITION_BYTES)), images.dataset.rows)
@@ -76,7 +82,6 @@ class SparkMlEngine(ClusteringEngine):
             with persist_table(points) as points:
                 with context.phase("kmeans"):
                     # Classes without rows have no model, and no numbers.
-                    sizes = context.scan.label_counts.sum(axis=0)
                     present = np.flatnonzero(sizes).tolist() if by_class else [0]
                     parts = {label: points.where(F.col("part") == label) for label in present}
                     models = {label: fit_clusters(strategy, clusters, part) for label, part in parts.items()}
