@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,7 +35,10 @@ from trainer.home.segments import (
 )
 from trainer.home.work import WorkFolder, next_copy_time, working
 from trainer.run_files import METRICS, PUSHES, SEGMENTS
+from trainer.runlog import event_tail
 from trainer.runlog.event_tail import HomeTail
+from trainer.runlog.kinds.base import LogEvent
+from trainer.runlog.read import events_in
 from trainer.runlog.run_folder import OWNED, RunRecord, Start, settled
 
 
@@ -441,6 +444,26 @@ def test_an_evaluator_elsewhere_reads_the_leaders_events(near: StorePlace, tmp_p
     assert [event.version for event in tail.new()] == [1]
     assert list(tail.new()) == []
     assert [event.version for event in HomeTail(other).new()] == [1, 2]
+
+
+def test_a_failed_read_of_the_log_is_repeated(near: StorePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The evaluator tries again after an error, and must then know the evaluations before a resume."""
+    lines = [json.dumps({"event": "eval", "version": version}).encode() + b"\n" for version in (1, 2)]
+    write_whole(near / METRICS, b"".join(lines))
+    tail = HomeTail(Folders(near, folder(tmp_path, "other"), "host-0a"))
+
+    def fail_after_a_line(path: StorePlace) -> Iterator[LogEvent]:
+        yield from events_in(lines[0])
+        raise OSError("the store is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(event_tail, "iter_events", fail_after_a_line)
+        events = tail.new()
+        assert next(events).version == 1
+        with pytest.raises(OSError, match="the store is away"):
+            next(events)
+    assert [event.version for event in tail.new()] == [2]
+    assert list(tail.new()) == []
 
 
 def test_a_work_folder_goes_with_its_run_and_its_logs_stay(near: StorePlace, tmp_path: Path) -> None:

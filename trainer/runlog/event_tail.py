@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from trainer.home.folders import Folders
@@ -44,14 +45,18 @@ class HomeTail:
     def __init__(self, folders: Folders) -> None:
         self.home = folders.home
         self.own = EventTail(folders.work / METRICS, from_beginning=True)
-        self._offsets: dict[str, int] | None = None
+        self._num_events = 0  # of the home's metrics.jsonl that were yielded
+        self._offsets: dict[str, int] | None = None  # None until that file is read to its end
 
     def new(self) -> Iterator[LogEvent]:
         """Yield the new events. Raises OSError."""
         log = look(self.home)
         if self._offsets is None:
+            # After an error the next call continues with the first event that was not yielded.
+            for event in islice(iter_events(self.home / METRICS), self._num_events, None):
+                self._num_events += 1
+                yield event
             self._offsets = {}
-            yield from iter_events(self.home / METRICS)
         for data in unread(self.home, log.leader_segments(METRICS), self._offsets):
             yield from events_in(data)
         yield from self.own.new()
