@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from pipeline.core.errors import DataError
 from tests.support.configs import make_config
+from tests.support.full_disk import limited_files
 from trainer.home.place import blocks
 from trainer.options import Options
 from trainer.report.terminal import ending
@@ -45,6 +46,17 @@ def test_events_are_read_in_order_and_torn_lines_cost_no_whole_one(tmp_path: Pat
         b'{"event": "end", "time": 2}\n{"event": "late'
     )
     assert read_events(log) == [StartEvent(time=1), EvaluationEvent(version=3), EndEvent(time=2)]
+
+
+def test_a_line_cut_off_by_a_full_disk_costs_only_itself(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log_event(tmp_path, "epoch", epoch=1)
+    with limited_files((tmp_path / METRICS).stat().st_size + 9):
+        log_event(tmp_path, "epoch", epoch=2)
+        log_event(tmp_path, "epoch", epoch=3)
+    log_event(tmp_path, "epoch", epoch=4)
+    assert [message.partition(": ")[0] for message in caplog.messages] == [f"{tmp_path / METRICS} was not written"] * 2
+    assert [line[:9] for line in (tmp_path / METRICS).read_text().splitlines()] == ['{"event":'] * 3
+    assert [event.epoch for event in read_events(tmp_path / METRICS) if isinstance(event, EpochEvent)] == [1, 4]
 
 
 def test_going_back_voids_what_came_after() -> None:
@@ -157,6 +169,14 @@ def test_pushes_cut_off_by_a_crash_are_left_out(tmp_path: Path, caplog: pytest.L
 
 
 PUSH = (7, 1, 2, 3, 0, 0, 10, 0.5, 4, 1.5, 1, 0.05, 0.001)
+
+
+def test_a_cut_off_generation_before_a_row_voids_no_push(tmp_path: Path) -> None:
+    """An earlier version appended a row to the digits that a full disk had left of the row before."""
+    path = tmp_path / "pushes.csv"
+    rows = [f"1796000000000000,{version},0,0,0,0,10,0.5,3,1.5,1,0.05,0.001" for version in (1, 2, 3)]
+    path.write_text(f"{COLUMNS}\n{rows[0]}\n17{rows[1]}\n{rows[2]}\n")
+    assert read_pushes(path)["version"].tolist() == [1, 3]
 
 
 def test_pushes_are_read_by_their_header(tmp_path: Path) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import json
 import math
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +17,8 @@ from hypothesis import strategies as st
 from pipeline.core.errors import JobError
 from pipeline.core.storage.store import Store
 from tests.support.configs import make_config
-from trainer.home import segments, work
+from tests.support.full_disk import limited_files
+from trainer.home import segments
 from trainer.home.folders import Folders
 from trainer.home.place import StorePlace, listing, write_whole
 from trainer.home.segments import (
@@ -38,7 +38,7 @@ from trainer.run_files import METRICS, PUSHES, SEGMENTS
 from trainer.runlog import event_tail
 from trainer.runlog.event_tail import HomeTail
 from trainer.runlog.kinds.base import LogEvent
-from trainer.runlog.read import events_in
+from trainer.runlog.read import events_in, read_events
 from trainer.runlog.run_folder import OWNED, RunRecord, Start, settled
 
 
@@ -408,29 +408,6 @@ def test_a_restarted_leader_takes_over_other_hosts_lines_once(near: StorePlace, 
     again.close()
 
 
-def test_a_full_disk_loses_no_line_of_another_host(
-    near: StorePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = WorkFolder(Folders(near, folder(tmp_path, "other"), "host-0a"))
-    lead = WorkFolder(begin_start(near, folder(tmp_path, "lead")))
-    add(lead.folders, METRICS, '{"event": "start"}')
-    add(other.folders, METRICS, '{"event": "eval", "version": 3}')
-    other.copy()
-    with monkeypatch.context() as patch:
-        patch.setattr(work, "path_in_errors", refuse_writes)
-        with pytest.raises(OSError, match="No space left"):
-            lead.copy()
-    lead.copy()
-    events = [json.loads(line) for line in (lead.folders.work / METRICS).read_bytes().splitlines()]
-    assert [event.get("version") for event in events] == [None, 3]
-    lead.close()
-    other.close()
-
-
-def refuse_writes(path: Path) -> NoReturn:
-    raise OSError(errno.ENOSPC, "No space left on device", str(path))
-
-
 def test_an_evaluator_elsewhere_reads_the_leaders_events(near: StorePlace, tmp_path: Path) -> None:
     """An evaluator on another host reads the events of the one that leads."""
     lead = begin_start(near, folder(tmp_path, "lead"))
@@ -446,7 +423,23 @@ def test_an_evaluator_elsewhere_reads_the_leaders_events(near: StorePlace, tmp_p
     assert [event.version for event in HomeTail(other).new()] == [1, 2]
 
 
-def test_a_failed_read_of_the_log_is_repeated(near: StorePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_costs_no_events_of_other_hosts(near: StorePlace, tmp_path: Path) -> None:
+    """The leading host takes over again the events that it could not write."""
+    other = Folders(near, folder(tmp_path, "other"), "host-0a")
+    lines = [json.dumps({"event": "eval", "version": version}) for version in (1, 2, 3)]
+    add(other, METRICS, *lines)
+    copy(other)
+    lead = WorkFolder(begin_start(near, folder(tmp_path, "lead")))
+    with limited_files(len(lines[0]) + 9), pytest.raises(OSError, match="No space left"):
+        lead.copy()
+    lead.copy()
+    assert [event.version for event in read_events(lead.folders.work / METRICS)] == [1, 2, 3]
+    lead.close()
+
+
+def test_a_failed_read_of_the_log_is_repeated(
+    near: StorePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The evaluator tries again after an error, and must then know the evaluations before a resume."""
     lines = [json.dumps({"event": "eval", "version": version}).encode() + b"\n" for version in (1, 2)]
     write_whole(near / METRICS, b"".join(lines))

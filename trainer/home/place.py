@@ -4,6 +4,7 @@ Both have the few methods of a path that a run needs. The functions below do the
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -161,6 +162,19 @@ def blocks(place: Place, size: int = BLOCK_BYTES) -> Iterator[bytes]:
     length = with_retries(place.store.info)(place.uri).bytes
     for offset in range(0, length, size):
         yield read_range(place, offset, min(size, length - offset))
+
+
+def append_lines(path: Path, lines: bytes) -> None:
+    """Append whole lines to a local file in one write, behind a newline if its last line is cut off.
+
+    Raises OSError; a part of the lines may then be in the file, because the write that fills a disk is a short one."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    with open(os.open(path, flags, 0o644), "ab", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+            lines = b"\n" + lines
+        if file.write(lines) < len(lines):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def line_blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:

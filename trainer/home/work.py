@@ -18,7 +18,7 @@ from uuid import uuid4
 from pipeline.core.atomic import path_in_errors
 from pipeline.core.errors import JobError
 from trainer.home.folders import Folders
-from trainer.home.place import Place, write_whole
+from trainer.home.place import Place, append_lines, write_whole
 from trainer.home.segments import Log, SupersededError, begin_start, complete_log, copy, lines_of_others, look, merge
 from trainer.run_files import LOGS, METRICS, NEWS, TENSORBOARD
 
@@ -164,24 +164,26 @@ class WorkFolder:
     def _append_foreign_events(self, log: Log) -> bool:
         """Append the new events of other hosts to this host's log, and return whether there were any.
 
-        The first call after a restart reads again from the beginning, and skips the lines that the log already has.
+        The first call after a restart or an error reads again from the beginning, and skips the lines that the log
+        already has.
         log: the listing of the home's segments."""
         path = self.folders.work / METRICS
         if self._known_lines is None:
             self._known_lines = set()
             if log.foreign_segments() and path.exists():
                 self._known_lines = set(path.read_bytes().splitlines(keepends=True))
-        lines = [
-            line for line in lines_of_others(self.folders.home, log, self._offsets) if line not in self._known_lines
-        ]
-        if lines:
-            try:
-                with path_in_errors(path), open(path, "ab") as file:
-                    file.write(b"".join(lines))
-            except OSError:  # a full disk: the next call reads again from the beginning, as after a restart
-                self._known_lines = None
-                self._offsets = {}
-                raise
+        try:
+            lines = [
+                line for line in lines_of_others(self.folders.home, log, self._offsets) if line not in self._known_lines
+            ]
+            if lines:
+                with path_in_errors(path):
+                    append_lines(path, b"".join(lines))
+        except OSError:
+            # The next call reads everything again, because these lines are not all in the log.
+            self._known_lines = None
+            self._offsets = {}
+            raise
         return bool(lines)
 
     def _copy_logs(self) -> None:

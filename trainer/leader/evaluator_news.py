@@ -22,7 +22,7 @@ class EvaluatorNews:
     def wake(self) -> None:
         """Notify the evaluator on this host of a checkpoint, so that it need not poll a remote store."""
         if not self.folders.is_local:
-            append(self.folders.work / NEWS, ".")
+            append(self.folders.work / NEWS, "\n")
 
     def log_given_up(self, versions: Iterable[int]) -> None:
         """Log that checkpoints were deleted before they were evaluated, and warn once."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.coordination.orders import Record
+from trainer.home.place import append_lines
 from trainer.run_files import METRICS, PUSHES
 from trainer.runlog.kinds.parse import KINDS
 
@@ -24,14 +24,11 @@ COLUMNS = (
 
 
 def append(path: Path, data: str) -> None:
-    """Append to a file in one write, so that lines of several processes never mix.
+    """Append lines to a file in one write, so that lines of several processes never mix.
 
     A full disk costs these lines but does not fail the run: the error becomes a warning on stderr."""
     try:
-        with open(
-            os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644), "ab", buffering=0
-        ) as file:
-            file.write(data.encode())
+        append_lines(path, data.encode())
     except OSError as error:
         logger.warning(f"{path} was not written: {error}")
 

@@ -34,7 +34,9 @@ OPTIONAL = ("loss", "step_s", "read_s")  # a row may lack them: NaN
 INTEGERS = [name for name in NAMES if name not in (*OPTIONAL, "seconds")]
 FEWEST_ROWS = 1 << 12  # rows for which memory is allocated at least
 ROWS_AT_ONCE = 1 << 20
-WIDE = ("generation",)  # microseconds since 1970; the other integers fit into 32 bits
+# Sound integers are below these limits. Generations are microseconds since 1970: 16 digits until the year 2286. Longer
+# numbers have the digits of a cut-off row before them, and such a newest generation would make all later pushes void.
+LIMITS = dict.fromkeys(INTEGERS, 1 << 31) | {"generation": 10**16}
 FLOATS = dict.fromkeys((*OPTIONAL, "seconds"), "float64")
 PLAIN = dict.fromkeys(INTEGERS, "int64") | FLOATS
 # The types of columns that are requested by name: 10^7 rows of eight columns are 0.3 GB.
@@ -234,7 +236,7 @@ class _Parts:
         sound = np.isfinite(frame["seconds"].to_numpy(np.float64))
         for name in INTEGERS:
             column = frame[name].to_numpy()
-            sound &= (column >= 0) & (column < 2 ** (63 if name in WIDE else 31))
+            sound &= (column >= 0) & (column < LIMITS[name])
             if column.dtype.kind == "f":
                 with np.errstate(invalid="ignore"):  # infinity % 1
                     sound &= column % 1 == 0
