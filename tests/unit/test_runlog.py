@@ -25,7 +25,7 @@ from trainer.runlog.events import COLUMNS, log_event
 from trainer.runlog.kinds.base import LogEvent
 from trainer.runlog.kinds.evaluation import EvaluationEvent
 from trainer.runlog.kinds.parse import event_from_json
-from trainer.runlog.kinds.run import EndEvent, GenerationEvent, RestartEvent, RollbackEvent, StartEvent
+from trainer.runlog.kinds.run import ConvergedEvent, EndEvent, GenerationEvent, RestartEvent, RollbackEvent, StartEvent
 from trainer.runlog.kinds.training import EpochEvent, PassEvent
 from trainer.runlog.read import best, read_events, read_pushes, surviving_events
 from trainer.runlog.result import summarise
@@ -364,6 +364,18 @@ def test_an_end_that_was_taken_back_does_not_count(name: str) -> None:
         {"event": "end", "cause": "finished", "seconds": 40.0, name: 4},
     ]
     assert summarise(list(map(event_from_json, log)), pushes_of([(1, 0, 0, 1)]))["seconds"] == 40.0
+
+
+@pytest.mark.parametrize(("version", "converged"), [(2, False), (4, True), (5, True), (None, True)])
+def test_a_run_resumed_after_its_convergence_has_not_converged(version: int | None, converged: bool) -> None:
+    """A log that lacks the last pushes, and one of an earlier version, have no later updates."""
+    log = [
+        StartEvent(),
+        ConvergedEvent(version=version),
+        StartEvent(resumed_from=5),
+        EndEvent(cause="finished", updates=4),
+    ]
+    assert summarise(log, pushes_of([(2, 0, 0, 1), (4, 0, 0, 1), (5, 0, 0, 0)]))["converged"] is converged
 
 
 def test_a_run_that_was_resumed_has_not_ended_by_its_earlier_end() -> None:

@@ -179,7 +179,7 @@ def summarise(events: Sequence[LogEvent], pushes: pd.DataFrame) -> dict[str, Any
     seconds = max((value for value in timed if value is not None), default=None)
     return {
         **_run(live, pushes),
-        "converged": any(isinstance(event, ConvergedEvent) for event in live),
+        "converged": _has_converged(live, int(updates)),
         "cause": last_event.cause,
         "updates": int(updates),
         "examples": examples,
@@ -216,6 +216,15 @@ def _run(live: Sequence[LogEvent], pushes: pd.DataFrame) -> dict[str, Any]:
         "num_workers": plan.get("num_workers", int(pushes["worker"].nunique())),
         "num_servers": config.get("processes", {}).get("servers"),
     }
+
+
+def _has_converged(live: Sequence[LogEvent], updates: int) -> bool:
+    """Return whether the tolerance has ended a run, which no later start has trained on.
+
+    live: the events that count; updates: of the whole run."""
+    # Logs of earlier versions do not name the version.
+    converged = [event for event in live if isinstance(event, ConvergedEvent)]
+    return any(event.version is None or event.version >= updates for event in converged)
 
 
 def stages(live: Sequence[LogEvent]) -> list[dict[str, Any]]:
