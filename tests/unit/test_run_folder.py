@@ -14,8 +14,9 @@ import pytest
 from pipeline.core.errors import DataError, JobError, UsageError
 from tests.clusters.machine import ROOT
 from tests.support.configs import change, make_config
-from trainer.home.place import listing
-from trainer.runlog.run_folder import RunRecord, Start, locked, resolve_output, settled
+from trainer.home.place import Place, StorePlace, listing
+from trainer.runlog import run_folder
+from trainer.runlog.run_folder import RunRecord, SavedRun, Start, locked, resolve_output, settled
 from trainer.start.folder import describe_finished
 
 ASKED = RunRecord(make_config(steps=10, servers=2), num_workers=4, rows=1000, shards="f00d")
@@ -176,6 +177,31 @@ def test_a_foreign_folder_is_refused_and_left_unchanged(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"thesis\.tex, which no run wrote"):
             start(tmp_path, resume=resume)
     assert listing(tmp_path) == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_refused_start_tidies_up_before_it_unlocks_the_folder(
+    tmp_path: Path, near: StorePlace, is_local: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start that waits for the lock must not get it before the refused one has deleted its file."""
+    output: Place = tmp_path / "new" / "run" if is_local else near / "run"
+    delete = run_folder._delete
+
+    def delete_when_locked(*args: Any, **more: Any) -> None:
+        with pytest.raises(JobError, match="in use"), locked(output):
+            pass
+        delete(*args, **more)
+
+    def refuse(record: RunRecord, saved: SavedRun) -> RunRecord:
+        raise UsageError("refused")
+
+    monkeypatch.setattr(run_folder, "_delete", delete_when_locked)
+    with (
+        pytest.raises(UsageError, match="refused"),
+        settled(output, ASKED, resume=False, overwrite=False, check=refuse),
+    ):
+        pass
+    assert not (tmp_path / "new").exists() if is_local else listing(near) == []
 
 
 def test_a_failed_start_does_not_hinder_the_next(tmp_path: Path) -> None:

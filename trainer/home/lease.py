@@ -141,15 +141,22 @@ class Lease:
         return True
 
     def release(self) -> None:
-        """Release the lease if this process still holds it.
+        """Release the lease if this process still holds it and has not deleted its files.
 
         Raises OSError; the lease is then free at once for this process, and for others after it has expired."""
         _own_tokens.discard(self._token)
-        if self.number and self._create_number(self.number + 1, FREE):
+        if self.number and self._has_record() and self._create_number(self.number + 1, FREE):
             self.number += 1
             self._first = self.number
             self._delete_others()
             self.number = 0
+
+    def _has_record(self) -> bool:
+        """Return whether the file by which this process took the lease is still there. Raises OSError."""
+        try:
+            return parse_object(self._path(self._first).read_bytes()).get("token") == self._token
+        except (FileNotFoundError, ValueError):
+            return False
 
     def _delete_others(self) -> bool:
         """Return whether this process still has the highest number.

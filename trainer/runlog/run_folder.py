@@ -8,7 +8,7 @@ import fcntl
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -251,7 +251,9 @@ def settled(
         raise UsageError(f"--output {output} is not a folder; choose another")
     if overwrite or not (output / CONFIG).exists():
         _refuse_foreign(output, listing(output))
-    with _undo_refused_start(output), locked(output, on_lost):
+    missing = [folder for folder in _with_parents(output) if not folder.exists()]  # before the lock makes them
+    # Undone while it is locked, because another start may wait for the lock.
+    with locked(output, on_lost), _undo_refused_start(output, missing):
         names = listing(output)
         saved = saved_run(output, overwrite=overwrite)
         is_new = overwrite or all(EARLY.fullmatch(name) for name in names)
@@ -289,9 +291,10 @@ def _clear(output: Place, names: list[str], start: Start, *, overwrite: bool) ->
 
 
 @contextmanager
-def _undo_refused_start(output: Place) -> Iterator[None]:
-    """Leave the folder as it was, absent or empty, if a start is refused before it has written its configuration."""
-    missing = [folder for folder in _with_parents(output) if not folder.exists()]
+def _undo_refused_start(output: Place, missing: Sequence[Place]) -> Iterator[None]:
+    """Leave the folder as it was, absent or empty, if a start is refused before it has written its configuration.
+
+    missing: the folders that were absent, innermost first."""
     try:
         yield
     except (UsageError, DataError):
