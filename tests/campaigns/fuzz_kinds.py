@@ -86,7 +86,7 @@ from trainer.runlog.read import read_events, read_pushes, surviving_events
 from trainer.runlog.result import read_result, summarise
 from trainer.runlog.run_folder import RunRecord, saved_run
 from trainer.simulation.replay import _read_run as read_replayed
-from trainer.study.plan.cases import essentials, strategy_of
+from trainer.study.plan.cases import cell_settings, strategy_of
 from trainer.study.plan.study_plan import read_plan
 from trainer.study.run.folder import claim_folder, refuse_other_plan
 from trainer.study.run.ledger import StudyLedger, environments
@@ -607,7 +607,7 @@ def read_settings(folder: Path) -> None:
     config_of(args)
     plan = read_plan(folder / "plan.toml")
     for cell in plan.cells():
-        essentials(plan, cell)
+        cell_settings(plan, cell)
     for name in plan.shardings:
         strategy_of(plan, name)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +52,24 @@ def test_the_folder_of_another_plan_is_refused_with_what_differs(
         claim_folder(make_plan(**values), tmp_path)  # type: ignore[arg-type]
     assert "is the study of another plan: " + said in str(raised.value)
     assert (tmp_path / "plan.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("values", "read", "place"),
+    [
+        ({"shardings": {"x": {"strategy": "random", "foo": 1}}}, Sets, "[shardings.x]"),
+        ({"shardings": {"x": {"strategy": "random", "foo": 1}}}, refuse_other_plan, "[shardings.x]"),
+        ({"training": {"epochs": 3, "foo": 1}}, refuse_other_plan, "made-up/random/cnn/asp"),
+    ],
+)
+def test_a_wrong_flag_is_named_with_its_place_in_the_plan(
+    values: dict[str, Any], read: Callable[[StudyPlan, Path], object], place: str, tmp_path: Path
+) -> None:
+    """Flags are read before they are checked: for the names of sets, and to compare the plan with the folder's."""
+    claim_folder(make_plan(), tmp_path)
+    with pytest.raises(UsageError) as raised:
+        read(make_plan(**values), tmp_path)
+    assert str(raised.value) == f"{place}: foo = 1: there is no such flag"
 
 
 def test_crossed_sets_are_neither_added_nor_removed(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from trainer.config import Config
 from trainer.exchange.sync_switch import SyncSwitch
 from trainer.study.__main__ import find_plan, main, plan_names, share, share_of_runs
 from trainer.study.plan import cases
-from trainer.study.plan.cases import case_of, check_plan, essentials
+from trainer.study.plan.cases import case_of, cell_settings, check_plan
 from trainer.study.plan.study_plan import Cell, Run, argv_of, plan_of, read_plan, seeds_of
 from trainer.study.run.sets import SetKey, Sets
 
@@ -119,7 +119,7 @@ def test_a_plan_may_list_drops_of_the_rate() -> None:
     plan = make_plan(training={"epochs": 200, "drops": "100,150"})
     cell = plan.cells()[0]
     assert case_of(plan, Run(cell, 1), "s", Path("o")).config.optimiser.drops == (100, 150)
-    assert essentials(plan, cell)["--drops"] == (100, 150)
+    assert cell_settings(plan, cell).training["--drops"] == (100, 150)
     with pytest.raises(UsageError, match="--drops and --recipe ch6 both set the schedule"):
         case_of(make_plan(training={"epochs": 200, "drops": 90, "recipe": "ch6"}), Run(cell, 1), "s", Path("o"))
 
@@ -134,7 +134,7 @@ def test_on_real_processes_a_case_is_a_configuration_alone() -> None:
 
 def test_what_decides_the_training_holds_defaults_and_no_seeds() -> None:
     plan = make_plan()
-    found = essentials(plan, plan.cells()[0])
+    found = cell_settings(plan, plan.cells()[0]).training
     assert found["--learning-rate"] == 0.01
     assert not {"--seed", "--model-seed", "--output", "--shards"} & set(found)
 
@@ -299,7 +299,9 @@ def test_the_plans_of_small_shards_differ_as_they_say() -> None:
 def test_the_crossed_plan_has_cells_of_the_high_dose() -> None:
     plan, other = find_plan("sharding-crossed"), find_plan("sharding-high-dose")
     assert plan.cells() == [cell for cell in other.cells() if cell.sharding == "random"]
-    assert [essentials(plan, cell) for cell in plan.cells()] == [essentials(other, cell) for cell in plan.cells()]
+    assert [cell_settings(plan, cell).training for cell in plan.cells()] == [
+        cell_settings(other, cell).training for cell in plan.cells()
+    ]
     cell = plan.cells()[0]
     pairs = [(plan.seed_of("sharding", Run(cell, seed)), plan.seed_of("model", Run(cell, seed))) for seed in plan.seeds]
     # The first ten runs are one seed with all sets.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.core import command_line
 from pipeline.core.errors import UsageError
@@ -97,22 +98,29 @@ def keys_of_cell(plan: StudyPlan, cell: Cell) -> dict[str, Any]:
     return keys | variant
 
 
-def essentials(plan: StudyPlan, cell: Cell) -> dict[str, Any]:
-    """Return the settings that determine a cell's training, by flag, including defaults.
+class CellSettings(NamedTuple):
+    """The settings of a cell, by flag, including defaults.
+
+    Attributes:
+        training: those that determine its training.
+        simulation: those that determine its virtual time; empty on real processes.
+    """
+
+    training: dict[str, Any]
+    simulation: dict[str, Any]
+
+
+def cell_settings(plan: StudyPlan, cell: Cell) -> CellSettings:
+    """Return the settings of a cell. Raises UsageError with the cell for invalid flags.
 
     The absolute address of an example table is not among them: ``sources`` has a digest of its content."""
-    config = case_of(plan, Run(cell, 0), "shards", Path("run")).config
+    with _errors_at(str(cell)):
+        case = case_of(plan, Run(cell, 0), "shards", Path("run"))
     left_out = {"--seed", "--model-seed", EXAMPLE_TABLE_FLAG}
-    return {name: value for name, value in config.essentials().items() if name not in left_out}
-
-
-def simulation_of(plan: StudyPlan, cell: Cell) -> dict[str, Any]:
-    """Return the settings that determine a cell's virtual time, by flag, including defaults.
-
-    Empty on real processes."""
-    simulated = case_of(plan, Run(cell, 0), "shards", Path("run")).simulated
-    values = simulated.to_json() if simulated else {}
-    return {name: value for name, value in values.items() if name not in ("schedule_seed", "workers", "rows")}
+    training = {name: value for name, value in case.config.essentials().items() if name not in left_out}
+    values = case.simulated.to_json() if case.simulated else {}
+    left_out = {"schedule_seed", "workers", "rows"}
+    return CellSettings(training, {name: value for name, value in values.items() if name not in left_out})
 
 
 def sources(plan: StudyPlan) -> dict[str, str]:
@@ -190,13 +198,16 @@ def check_plan(plan: StudyPlan, unread: Container[str] = ()) -> None:
         if key:
             raise UsageError(f"{_place(table, owner)}: {key} is set by the study; leave it out")
     for name in plan.shardings:
-        _check_at(_place("shardings", name), _check_sharding, plan, name)
+        with _errors_at(_place("shardings", name)):
+            _check_sharding(plan, name)
     for name in plan.datasets:
         # A host on which a study was prepared elsewhere has no data sets.
         if name not in unread:
-            _check_at(_place("datasets", name), _check_dataset, plan, name)
+            with _errors_at(_place("datasets", name)):
+                _check_dataset(plan, name)
     for cell in plan.cells():
-        _check_at(str(cell), _check_cell, plan, cell)
+        with _errors_at(str(cell)):
+            _check_cell(plan, cell)
 
 
 def open_ready(plan: StudyPlan, name: str) -> Shards:
@@ -308,7 +319,7 @@ def _check_sharding(plan: StudyPlan, name: str) -> None:
     for workers in workers_of_sharding(plan, name) or [plan.workers]:
         if read_request(_shard_flags(plan, name, workers)).read_options.unlabelled:
             raise UsageError("unlabelled = true: a study compares accuracies, which are of classes")
-    _check_varies(plan, uses_seed=strategy_of(plan, name).uses_seed() and SEED not in keys)
+    _check_varies(plan, uses_seed=_strategy(plan, name).uses_seed() and SEED not in keys)
 
 
 def _check_varies(plan: StudyPlan, *, uses_seed: bool) -> None:
@@ -324,7 +335,12 @@ def _check_varies(plan: StudyPlan, *, uses_seed: bool) -> None:
 
 
 def strategy_of(plan: StudyPlan, name: str) -> Any:
-    """Return the strategy of a way of sharding. Raises UsageError."""
+    """Return the strategy of a way of sharding. Raises UsageError with its table for invalid flags."""
+    with _errors_at(_place("shardings", name)):
+        return _strategy(plan, name)
+
+
+def _strategy(plan: StudyPlan, name: str) -> Any:
     from pipeline.runs.flags import strategy_of_flags
 
     return strategy_of_flags(_shard_flags(plan, name, plan.workers))
@@ -356,10 +372,11 @@ def _check_cell(plan: StudyPlan, cell: Cell) -> None:
         case.simulated.check(workers)
 
 
-def _check_at(place: str, check: Callable[..., None], *arguments: Any) -> None:
-    """Run a check, and prefix the message of its UsageError with a place in the plan."""
+@contextmanager
+def _errors_at(place: str) -> Iterator[None]:
+    """Prefix the message of a UsageError with a place in the plan."""
     try:
-        check(*arguments)
+        yield
     except UsageError as error:
         raise UsageError(f"{place}: {error}") from None
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.core.atomic import write_durably
 from pipeline.core.errors import DataError, UsageError
-from trainer.study.plan.cases import EXAMPLE_TABLE_FLAG, SHARDS_KEY, essentials, simulation_of, sources, strategy_of
+from trainer.study.plan.cases import EXAMPLE_TABLE_FLAG, SHARDS_KEY, cell_settings, sources, strategy_of
 from trainer.study.plan.study_plan import TABLES, StudyPlan
 
 PLAN = "plan.json"
@@ -79,14 +79,14 @@ def _identity(plan: StudyPlan) -> dict[str, Any]:
     """Return the content that plan.json has for a plan, except for the tests.
 
     It has passed through JSON, so that it can be compared with the content of the file."""
-    cells = plan.cells()
+    settings = {str(cell): cell_settings(plan, cell) for cell in plan.cells()}
     identity = {
         "plan": plan.identity(),
-        "training": {str(cell): essentials(plan, cell) for cell in cells},
+        "training": {cell: each.training for cell, each in settings.items()},
         "strategies": {
             name: strategy_of(plan, name).params() for name, keys in plan.shardings.items() if SHARDS_KEY not in keys
         },
-        "simulations": {str(cell): simulation_of(plan, cell) for cell in cells},
+        "simulations": {cell: each.simulation for cell, each in settings.items()},
         "sources": sources(plan),
     }
     as_json: dict[str, Any] = json.loads(json.dumps(identity))
