@@ -20,7 +20,7 @@ from trainer.options import Options
 from trainer.report.metrics import RunMetrics, parse_endpoint, serve_metrics
 from trainer.runlog.kinds.evaluation import EvaluationEvent
 from trainer.runlog.kinds.peers import ConsensusEvent
-from trainer.runlog.kinds.run import RestartEvent, RollbackEvent, StartEvent
+from trainer.runlog.kinds.run import RestartEvent, RollbackEvent, StageEvent, StartEvent
 from trainer.runlog.kinds.training import TrainEvent
 from trainer.transport.status import NOT_READY, RunStatus
 
@@ -78,7 +78,7 @@ def test_a_scrape_has_the_status_and_counts(served: Any) -> None:
     found = scrape(address)
     expected = {
         "version": 7, "pushes_total": 8, "updates_total": 7, "pushes_planned": 40, "images_total": 48,
-        "sent_bytes_total": 8 * 10 * 4, "workers_present": 2, "workers": 2, "staleness_mean_updates": 1.5,
+        "sent_bytes_total": 8 * 14 * 4, "workers_present": 2, "workers": 2, "staleness_mean_updates": 1.5,
         "staleness_max_updates": 3, "evaluation_loss": 0.5, "evaluations_total": 1, "rollbacks_total": 0,
     }  # fmt: skip
     assert {key: found[name(key),] for key in expected} == expected
@@ -111,7 +111,7 @@ def test_a_resumed_run_counts_its_own_work_alone(served: Any) -> None:
     metrics.add(ConsensusEvent(epoch=2.0, distance=0.0, sent_bytes=5100, replicas=2))
     found = scrape(address)
     assert (found[name("updates_total"),], found[name("pushes_total"),]) == (2, 4)
-    assert found[name("sent_bytes_total"),] == 4 * 40 + 100
+    assert found[name("sent_bytes_total"),] == 4 * 56 + 100
 
 
 def test_a_cluster_adds_the_totals_of_each_start_of_its_leading_host(served: Any) -> None:
@@ -131,10 +131,22 @@ def test_a_cluster_adds_the_totals_of_each_start_of_its_leading_host(served: Any
     metrics.count_restart("host")
     metrics.add_totals(1, {"counts": {"images": 8, "rollbacks": 1}, "restarts": {"worker": 1}})
     found = scrape(address)
-    expected = {"images": 48, "evaluations": 1, "rollbacks": 1, "updates": 3, "pushes": 6, "sent_bytes": 6 * 40}
+    expected = {"images": 48, "evaluations": 1, "rollbacks": 1, "updates": 3, "pushes": 6, "sent_bytes": 6 * 56}
     assert {key: found[name(f"{key}_total"),] for key in expected} == expected
     assert (found[name("restarts_total"), "worker"], found[name("restarts_total"), "host"]) == (2, 1)
     assert found[name("version"),] == 3
+
+
+def test_the_bytes_of_a_push_are_those_of_the_stages_exchange() -> None:
+    """In all-reduce each of four workers sends 6/4 of the parameters and buffers per step."""
+    metrics = RunMetrics()
+    metrics.begin(make_config(exchange="strategy-switch", alpha=0.5), replace(FACTS, num_workers=4))
+    metrics.add(StartEvent())
+    stage: dict[str, Any] = {"protocol": "bsp", "epoch": 0.0, "seconds": 0.0, "reason": "a test"}
+    for version, exchange in enumerate(("all-reduce", "parameter-server"), 1):
+        metrics.add(StageEvent(version=version, stage=version, exchange=exchange, **stage))
+        metrics.update(replace(STATUS, version=version, accepted=4 * version))
+    assert metrics.totals()["counts"]["sent_bytes"] == 4 * 1.5 * 56 + 4 * 56
 
 
 def test_a_push_of_several_mini_batches_is_one_push() -> None:
@@ -146,7 +158,7 @@ def test_a_push_of_several_mini_batches_is_one_push() -> None:
         metrics.update(replace(STATUS, version=4, accepted=20))
         found = scrape(address)
     assert (found[name("updates_total"),], found[name("pushes_total"),]) == (4, 4)
-    assert found[name("sent_bytes_total"),] == 4 * 40
+    assert found[name("sent_bytes_total"),] == 4 * 56
 
 
 def test_the_end_is_a_state_and_then_a_closed_port() -> None:

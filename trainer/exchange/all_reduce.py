@@ -37,6 +37,9 @@ class AllReduce(Exchange):
     def vectors_per_gradient(self, num_workers: int) -> float:
         return 2 * (num_workers - 1) / num_workers
 
+    def pushed_vectors_per_gradient(self, num_workers: int) -> float:
+        return self.vectors_per_gradient(num_workers)
+
 
 def adds_by_torch(exchange: Exchange) -> bool:
     """Return whether torch.distributed adds up the gradients of an exchange."""

@@ -72,3 +72,7 @@ class Exchange(Spec):
 
         On servers it is 2: the gradient, and the parameters that answer it."""
         return 2.0
+
+    def pushed_vectors_per_gradient(self, num_workers: int) -> float:
+        """Return the elements that a worker sends per gradient, as a multiple of the model's size."""
+        return 1.0

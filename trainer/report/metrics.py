@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 from pipeline.core.errors import UsageError
 from pipeline.core.extras import require
 from pipeline.core.provenance import CREDENTIALS, HIDDEN
+from trainer.exchange import EXCHANGES, Exchange
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.plan import FLOAT_BYTES
 from trainer.runlog.kinds.base import LogEvent
 from trainer.runlog.kinds.evaluation import EvaluationEvent
 from trainer.runlog.kinds.peers import ConsensusEvent
-from trainer.runlog.kinds.run import RestartEvent, RollbackEvent, StartEvent
+from trainer.runlog.kinds.run import RestartEvent, RollbackEvent, StageEvent, StartEvent
 from trainer.runlog.kinds.training import TrainEvent
 from trainer.transport.addresses import bracketed
 from trainer.transport.status import NOT_READY, RunStatus
@@ -75,7 +76,8 @@ class RunMetrics:
         self._version: int | None = None
         self._sent_bytes: int | None = None  # of an exchange among neighbours
         self._about: dict[str, str] = {}
-        self._push_bytes = 0
+        self._facts: RunFacts | None = None
+        self._push_bytes = 0.0  # that a worker sends per push
         self._push_is_update = False
         self._counts: Counter[str] = Counter()
         self._restarts: Counter[str] = Counter({role: 0 for role in ROLES})
@@ -89,15 +91,21 @@ class RunMetrics:
             "exchange": config.exchange.name,
             "protocol": config.protocol.name,
         }
-        # Neighbours send models, which their own event counts.
-        has_pushes = not isinstance(config.exchange, NeighbourExchange)
-        self._push_bytes = facts.num_parameters * FLOAT_BYTES if has_pushes else 0
+        self._facts = facts
+        self._set_exchange(config.exchange)
         # A push of several mini-batches is an update of its own, and the status counts its mini-batches as accepted.
         self._push_is_update = config.protocol.most_local_steps() > 1
         self._status = NOT_READY
         self._state = "running"
         self._accepted = self._version = self._sent_bytes = None
         self._reported = {}
+
+    def _set_exchange(self, exchange: Exchange) -> None:
+        """Set the bytes per push of an exchange. Neighbours send models, which their own event counts."""
+        if self._facts:
+            vectors = exchange.pushed_vectors_per_gradient(self._facts.num_workers)
+            has_pushes = not isinstance(exchange, NeighbourExchange)
+            self._push_bytes = vectors * self._facts.elements * FLOAT_BYTES if has_pushes else 0.0
 
     @property
     def output(self) -> str:
@@ -112,7 +120,7 @@ class RunMetrics:
         pushes = updates if self._push_is_update else _growth(self._accepted, status.accepted)
         self._counts["pushes"] += pushes
         self._counts["updates"] += updates
-        self._counts["sent_bytes"] += pushes * self._push_bytes
+        self._counts["sent_bytes"] += round(pushes * self._push_bytes)
         self._accepted = status.accepted
         self._version = status.version
         self.show(status)
@@ -147,6 +155,8 @@ class RunMetrics:
                 self.count_restart(event.role)
             case RollbackEvent():
                 self._counts["rollbacks"] += 1
+            case StageEvent():
+                self._set_exchange(EXCHANGES[event.exchange]())
             case ConsensusEvent():
                 self._counts["sent_bytes"] += _growth(self._sent_bytes, event.sent_bytes)
                 self._sent_bytes = event.sent_bytes
