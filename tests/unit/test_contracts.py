@@ -189,6 +189,19 @@ def test_a_key_of_a_later_version_costs_no_event() -> None:
     assert event_from_json({"event": "warning", "message": "x", "later": 1}) == WarningEvent(message="x")
 
 
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"class_rows": [4, 0], "class_correct": [3]},
+        {"neighbourhood_rows": [4], "neighbourhood_correct": []},
+        {"confusion": [[3, 1], [0]]},
+    ],
+)
+def test_an_evaluation_with_incomplete_counts_is_refused(counts: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="counts by class or neighbourhood are incomplete"):
+        event_from_json({"event": "eval", "version": 1, **counts})
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_event_that_lacks_a_key_is_refused(kind: str) -> None:
     """A reader leaves such a line out, as one that a full disk cut off."""

@@ -46,6 +46,15 @@ class EvaluationEvent(LogEvent):
     class_names: list[str] | None = None
     confusion: list[list[int]] | None = None
 
+    def has_complete_counts(self) -> bool:
+        """Return whether there are as many correct predictions as groups, and a row of the confusion has all classes."""
+        groups = [(self.class_rows, self.class_correct), (self.neighbourhood_rows, self.neighbourhood_correct)]
+        pairs = [(rows, correct) for rows, correct in groups if rows is not None and correct is not None]
+        confusion = self.confusion or []
+        return all(len(rows) == len(correct) for rows, correct in pairs) and all(
+            len(row) == len(confusion) for row in confusion
+        )
+
     def loss_alone(self) -> float:
         """Return the loss on the evaluation rows without the L2 term; NaN if it is no number."""
         return math.nan if self.loss is None or self.l2 is None else self.loss - self.l2

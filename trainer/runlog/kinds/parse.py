@@ -80,6 +80,8 @@ def event_from_json(values: object) -> LogEvent:
         raise ValueError("'plan' has an impossible number of workers")
     if isinstance(event, TrainEvent) and not all(map(_is_worker, event.workers)):
         raise ValueError("'workers' has an entry that is none")
+    if isinstance(event, EvaluationEvent) and not event.has_complete_counts():
+        raise ValueError("its counts by class or neighbourhood are incomplete")
     return event
 
 
