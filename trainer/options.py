@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
@@ -33,7 +34,7 @@ def all_roles(num_servers: int, num_workers: int) -> list[Role]:
 def parse_roles(text: str) -> tuple[Role, ...]:
     """Parse roles such as ``server:0,worker:0-5,evaluator``; ranges are inclusive. Raises UsageError."""
     roles = [role for part in text.split(",") for role in _parse_part(part.strip())]
-    twice = next((role for role in roles if roles.count(role) > 1), None)
+    twice = next((role for role, count in Counter(roles).items() if count > 1), None)
     if twice:
         raise UsageError(f"--roles {text} names {twice.kind}:{twice.index} twice")
     return tuple(roles)
