@@ -6,6 +6,7 @@ import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
+from typing import NamedTuple
 
 import psutil
 
@@ -19,12 +20,25 @@ def time_call(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+class CpuSample(NamedTuple):
+    """The use of all cores at a time.
+
+    Attributes:
+        time: seconds since 1970.
+        busy, total: seconds of all cores since boot.
+    """
+
+    time: float
+    busy: float
+    total: float
+
+
 class CpuMeter:
     """A background sampler of /proc/stat. A context manager."""
 
     def __init__(self) -> None:
-        self._times: list[float] = []
-        self._spent: list[tuple[float, float]] = []  # (busy, total) seconds of all cores since boot
+        # Appended to by two threads.
+        self._samples: list[CpuSample] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="cpu")
 
@@ -42,10 +56,12 @@ class CpuMeter:
 
         Measured between the nearest samples that enclose them."""
         self._sample()
-        first = max(0, bisect_right(self._times, start) - 1)
-        last = min(len(self._times) - 1, max(first + 1, bisect_left(self._times, end)))
-        busy, whole = (self._spent[last][at] - self._spent[first][at] for at in (0, 1))
-        return busy / whole if whole > 0 else 0.0
+        times = [sample.time for sample in self._samples]
+        at = max(0, bisect_right(times, start) - 1)
+        first = self._samples[at]
+        last = self._samples[min(len(times) - 1, max(at + 1, bisect_left(times, end)))]
+        total = last.total - first.total
+        return (last.busy - first.busy) / total if total > 0 else 0.0
 
     def _run(self) -> None:
         while not self._stop.wait(SAMPLE_EVERY_S):
@@ -57,7 +73,6 @@ class CpuMeter:
         Waiting for I/O counts as idle. Time of guests is part of the user time, and is subtracted so that it counts
         once."""
         times = psutil.cpu_times()
-        whole = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         idle = times.idle + getattr(times, "iowait", 0.0)
-        self._times.append(time.time())
-        self._spent.append((whole - idle, whole))
+        self._samples.append(CpuSample(time.time(), total - idle, total))
