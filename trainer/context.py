@@ -52,10 +52,9 @@ class RunContext:
     @classmethod
     def open(cls, config: Config, home: Place) -> RunContext:
         """Open the shard set of a run with this folder now. Raises UsageError and DataError."""
-        from trainer.data.pinned import open_pinned
-
-        shards = open_pinned(config.data)
-        return cls(config, home, lambda: shards)
+        context = cls.from_config(config, home)
+        context.opened()
+        return context
 
     @property
     def checkpoints(self) -> Place:

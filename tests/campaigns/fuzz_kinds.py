@@ -530,7 +530,7 @@ def read_log(folder: Path) -> None:
     history.throughput_table(pushes, workers)
     history.staleness_spread(pushes[pushes["accepted"] == 1], workers)
     history.worker_rows(live, pushes, workers)
-    assert findings(events, live, summary)
+    assert findings(live, summary)
     assert headline(summary)
     assert title(summary, workers)
     for incident in happened:

@@ -5,7 +5,6 @@ Readers need them to judge the figures, and records are comparable only if they 
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +16,7 @@ from pyspark import SparkContext
 from pipeline.core.provenance import processor
 from pipeline.spark.jvm import jvm_of
 from trainer.benchmark.systems.executors import find_executors
+from trainer.plan import usable_cores
 
 LIBRARIES = ("pyspark", "numpy", "pyarrow", "torch", "pyzmq")
 TRAINER = Path(__file__).resolve().parents[1]
@@ -26,8 +26,7 @@ def describe_machine(context: SparkContext, data: str) -> dict[str, Any]:
     """Return hardware, versions, Spark's settings, the folder of the data, and the load before the benchmark."""
     return {
         "processor": processor(),
-        # Only some systems say which cores a process may use.
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": usable_cores(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
@@ -37,6 +36,7 @@ def describe_machine(context: SparkContext, data: str) -> dict[str, Any]:
         "driver_memory": context.getConf().get("spark.driver.memory", "1g"),
         "data": data,
         "servers_on": "executors" if find_executors(context) else "the driver's host",
+        # Another program that runs meanwhile slows down some systems more than others.
         "load_before": round(psutil.getloadavg()[0], 2),
         **{library: version(library) for library in LIBRARIES},
     }

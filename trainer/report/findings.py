@@ -82,11 +82,10 @@ def describe_incident(incident: Incident) -> dict[str, Any]:
     return {"after": duration(incident.seconds), "epoch": incident.epoch, "what": description, "cause": cause or "-"}
 
 
-def findings(events: Sequence[LogEvent], live: Sequence[LogEvent], summary: Mapping[str, Any]) -> list[RunFinding]:
+def findings(live: Sequence[LogEvent], summary: Mapping[str, Any]) -> list[RunFinding]:
     """Return how the run ended, and everything unusual about it.
 
     Args:
-        events: all events of the log.
         live: the events that roll-backs and restarts have not voided.
         summary: the content of result.json.
     """
@@ -117,11 +116,12 @@ def findings(events: Sequence[LogEvent], live: Sequence[LogEvent], summary: Mapp
                 "worse", "Nothing was learned: the loss on training images is no lower than the loss of guessing."
             )
         )
-    counts = Counter(event.role for event in select_kind(events, RestartEvent))
+    counts = Counter(event.role for event in select_kind(live, RestartEvent))
     if counts:
-        roles = ", ".join(f"{count} of {'an' if role == 'evaluator' else 'a'} {role}" for role, count in counts.items())
+        names = {"evaluator": "the evaluator"}
+        roles = ", ".join(f"{count} of {names.get(role, f'{role}s')}" for role, count in counts.items())
         result.append(RunFinding("worse", f"Restarts: {roles}. The table of incidents lists the causes."))
-    rollbacks = select_kind(events, RollbackEvent)
+    rollbacks = select_kind(live, RollbackEvent)
     if rollbacks:
         undone = sum(event.from_version - event.to_version for event in rollbacks)
         result.append(RunFinding("worse", f"Rollbacks: {len(rollbacks)}, which undid {undone:,} updates."))

@@ -169,7 +169,7 @@ def render(events: Sequence[LogEvent], pushes: pd.DataFrame) -> str:
         title=title(summary | trained, max(summary["num_workers"], 1)),
         begun=_start_sentences(events[0], start),
         origin=origin(start.made, start.versions or {}),  # of the last start of a resumed run
-        findings=findings(events, live, summary),
+        findings=findings(live, summary),
         headline=headline(summary),
         mixture=mixture_rows(summary),
         figures=embedded_figures,

@@ -153,7 +153,7 @@ def read_pushes(path: Place, columns: Sequence[str] | None = None) -> pd.DataFra
     needed = ("generation", "version", "accepted", "worker", "clock")
     parts = _Parts(path, {name: types[name] for name in (*names, *needed)})
     try:
-        num_damaged = parts.read(path)
+        num_damaged = parts.read()
     except FileNotFoundError:
         num_damaged = 0
     if num_damaged and (str(path), num_damaged) not in _warned_of:
@@ -184,7 +184,7 @@ def logged_generations(path: Place) -> Generations:
 
 
 class _Parts:
-    """Columns of pushes.csv, read block by block. types: numpy types by column; rows: rows read so far."""
+    """Columns of pushes.csv, read block by block. path: the file; types: numpy types by column; rows: rows read so far."""
 
     def __init__(self, path: Place, types: dict[str, str]) -> None:
         self.path = path
@@ -193,14 +193,14 @@ class _Parts:
         self._columns["generation"] = np.empty(0, np.int32)  # codes of generations
         self._codes: dict[int, int] = {}  # a code per generation: 0, 1, ... in the order of their appearance
 
-    def read(self, path: Place) -> int:
-        """Read a file and return the number of its damaged rows. Raises DataError, FileNotFoundError and OSError."""
+    def read(self) -> int:
+        """Read the file and return the number of its damaged rows. Raises DataError, FileNotFoundError and OSError."""
         header = ""
         num_damaged = 0
-        for block in line_blocks(blocks(path)):
+        for block in line_blocks(blocks(self.path)):
             if not header:
                 first, _, rest = block.partition(b"\n")
-                header = _header(first.decode(errors="replace"), path)
+                header = _header(first.decode(errors="replace"), self.path)
                 block = block if _is_row(first) else rest
             if not block.strip():
                 continue

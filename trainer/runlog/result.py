@@ -32,7 +32,7 @@ from trainer.runlog.kinds.run import (
     StartEvent,
 )
 from trainer.runlog.kinds.training import EpochEvent, PassEvent
-from trainer.runlog.read import best, evaluations, read_events, read_pushes, surviving_events
+from trainer.runlog.read import best, evaluations_of, read_events, read_pushes, surviving_events
 from trainer.sampling.mixture import cohort_plans, is_mix, parse_mix, rows_by_source
 from trainer.stages import START
 
@@ -328,7 +328,7 @@ def _accuracy(live: Sequence[LogEvent]) -> dict[str, Any]:
     """Return the keys of result.json with losses and accuracies, from evaluations and the last complete epoch.
 
     None for values that were not measured or are not finite. live: the events that count."""
-    evaluated = evaluations(live)
+    evaluated = evaluations_of(live)
     nothing = EvaluationEvent(version=0)
     last = evaluated[-1] if evaluated else nothing
     top = best(evaluated) or nothing

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
 _FILE = "(" + "|".join(map(re.escape, (CONFIG, RESULT, METRICS, PUSHES, REPORT, MODEL, BEST, BEST_OF, WORKERS))) + ")"
 _DRAFT = rf"\.?{_FILE}(\.[0-9a-f]{{8}})?\.tmp"
-_HISTORY = "|".join(map(re.escape, (GENERATIONS, SWITCH)))
-_HISTORY = rf"(({_HISTORY})|\.({_HISTORY})\.[0-9a-f]{{8}}\.tmp)"
+_HISTORY_NAME = "|".join(map(re.escape, (GENERATIONS, SWITCH)))
+_HISTORY = rf"(({_HISTORY_NAME})|\.({_HISTORY_NAME})\.[0-9a-f]{{8}}\.tmp)"
 _LOG = rf"{LOGS}/[\w.-]+\.(log|tmp)"
 _ROWS = rf"{ROWS}/[\w.-]+/[\w.-]+"  # left by a start that was killed
 _HELD = rf"{re.escape(LOCK)}|{re.escape(LEASE)}/[\w.-]+"
@@ -237,7 +237,7 @@ def settled(
         requested: the run that the caller wants.
         resume, overwrite: the options of that name.
         check: called before anything in the folder is changed, unless the run is already finished. Gets the requested
-            record, in a resume by as many workers with the threads of the recorded one, and the run in the folder;
+            record, whose threads are the saved ones if the number of workers is unchanged, and the run in the folder;
             returns the record to write. Raises UsageError or DataError if the run cannot start; the folder is then left
             as it was.
         on_lost: see ``locked``.

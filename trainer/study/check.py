@@ -55,15 +55,19 @@ def digests(files: Mapping[str, str]) -> str:
     return "".join(f"{hashlib.sha256(text.encode()).hexdigest()}  {name}\n" for name, text in sorted(files.items()))
 
 
-def check(folder: Path, output: Path) -> Analysis:
+def check(folder: Path, output: Path, *, accept: bool = False) -> Analysis:
     """Write a study's files to a folder, and return its analysis.
 
-    Raises DataError for the first file that differs from the published one."""
+    Raises DataError for the first file that differs from the published one.
+
+    accept: whether to publish the files instead, by renewing the digests."""
     analysis = recompute(folder)
     files = files_with_numbers(analysis)
     output.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         write_durably(output / name, text.encode())
+    if accept:
+        write_durably(folder / DIGESTS, digests(files).encode())
     # Compared after all files are written, so that a reader of the error finds the new file.
     _compare(files, output, folder / DIGESTS)
     return analysis
@@ -110,11 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"no study is stored in {RESULTS}: nothing to check")
     studies = {}
     for folder in args.folders or stored_studies():
-        if args.accept:
-            write_durably(folder / DIGESTS, digests(files_with_numbers(recompute(folder))).encode())
         output = args.output / folder.name
-        # Also after --accept, since it writes the tables.
-        studies[folder.name] = check(folder, output)
+        studies[folder.name] = check(folder, output, accept=args.accept)
         print(f"{folder.name}: the published tables agree with the ledger; see {output}/README.md")
     if len(studies) > 1:
         page = write_pooled(studies, args.output)

@@ -107,10 +107,9 @@ class TableFile:
             compute: compute(low, high) returns the rows with low <= id < high, ordered by id.
             progress: of the phase.
         """
-        prefix = "part-"
         names = {entry.name for entry in self.store.list(self.work)}
         # What an earlier start has stored is neither computed again nor counted for the speed of this one.
-        missing = {number: span for number, span in enumerate(spans) if f"{prefix}{number}" not in names}
+        missing = {number: span for number, span in enumerate(spans) if f"part-{number}" not in names}
         total = sum(high - low for low, high in spans)
         rows = total - sum(high - low for low, high in missing.values())
         progress.begin(progress.phase, total, rows)
@@ -119,7 +118,7 @@ class TableFile:
             batch = compute(low, high)
             with pa.ipc.new_stream(sink, batch.schema) as writer:
                 writer.write_batch(batch)
-            self.store.replace(f"{self.work}/{prefix}{number}", sink.getvalue().to_pybytes())
+            self.store.replace(f"{self.work}/part-{number}", sink.getvalue().to_pybytes())
             rows += high - low
             progress.advance(rows, f"{rows:,} of {total:,} rows")
 
