@@ -1,5 +1,6 @@
-"""A parameter-server trainer that reads committed shard sets: ``train(config) -> Result``, ``load(run) -> Classifier``,
-``torch_dataset(shards, worker)``.
+"""A trainer on committed shard sets, by parameter servers, all-reduce or decentralised averaging.
+
+Its API: ``train(config) -> Result``, ``load(run) -> Classifier``, ``torch_dataset(shards, worker)``.
 
 Importing it loads no torch."""
 

@@ -151,7 +151,7 @@ class Options(Spec):
             if role not in every:
                 count = num_servers if role.kind == "server" else num_workers
                 raise UsageError(
-                    f"--roles names {role.kind}:{role.index}, but the run has {role.kind}s 0..{count - 1}: there is"
-                    f" a worker per shard, and --servers sets the number of servers"
+                    f"--roles names {role.kind}:{role.index}, but the run has {role.kind}s 0..{count - 1}: it has"
+                    " as many workers as shards, unless a resume changed them, and --servers sets the number of servers"
                 )
         return [role for role in every if self.has(role)]

@@ -20,6 +20,7 @@ from trainer.regroup import has_followed_stream, obstacle
 from trainer.run_files import LOCK
 from trainer.runlog.run_folder import RunRecord, is_finished, saved_run
 
+UNANSWERED = "the request is withdrawn, unless the run is changing its workers already"
 INTERRUPTED = "the request is withdrawn, unless the run has met it already"
 POLL_S = 0.2
 FAR_POLL_S = 5.0
@@ -121,7 +122,7 @@ def _wait(home: Place, record: RunRecord, request: WorkersRequest) -> None:
                 f"{home}: the run has ended; its command with --resume --workers {request.workers} continues it"
             )
         if waited > ANSWER_S:
-            raise JobError(f"{home}: no answer within {ANSWER_S:.0f} s; the request is withdrawn")
+            raise JobError(f"{home}: no answer within {ANSWER_S:.0f} s; {UNANSWERED}")
         time.sleep(POLL_S if isinstance(home, Path) else FAR_POLL_S)
 
 

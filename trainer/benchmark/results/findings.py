@@ -35,8 +35,8 @@ def _describe_start(summaries: Sequence[SystemSummary]) -> str:
     if not best:
         return ""
     return (
-        f"With the start (reading all rows, and for a server starting its processes), the same average is"
-        f" {fmean(best.values()):.1f} times, and the least {min(best.values()):.1f}."
+        "With the start (reading all rows, and for a server starting its processes), MLlib takes on average"
+        f" {fmean(best.values()):.1f} times as long as the better server, and at least {min(best.values()):.1f} times."
     )
 
 

@@ -26,7 +26,7 @@ PROTOCOL_OF: dict[System, str] = {"ps-sync": "bsp", "ps-async": "asp"}
 def make_config(configuration: Configuration, system: System, seed: int, shards: str, output: str) -> Config:
     """Return the trainer's configuration of a run that computes the same as MLlib.
 
-    More workers than cores represent other nodes, so they use sockets.
+    Workers of a configuration with ``tasks`` represent other nodes, so they use sockets.
 
     Args:
         configuration: of the run.

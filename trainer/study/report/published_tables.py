@@ -85,7 +85,7 @@ def _published_differences(analysis: Analysis, setting: StudySetting) -> list[Ta
 def _published_training(analysis: Analysis, setting: StudySetting, printed: PublishedTable) -> list[Table]:
     """Return the table of the paper's standard deviations of training accuracy beside this study's.
 
-    None if the paper's are not known, or if the ledger has no accuracy of training rows as they were trained."""
+    Empty if the paper's are not known, or if the ledger has no accuracy of training rows as they were trained."""
     published = {name: row for name, row in printed.rows.items() if not math.isnan(row.train_accuracy_sd)}
     ours = {name: member for name, member in setting.members.items() if RUNNING in member.summaries}
     if not published or not ours:

@@ -1,4 +1,4 @@
-"""The process that makes a study's shard sets, one after the other on one Spark. Its parent sends the tasks.
+"""The process that makes a batch of a study's shard sets, one after the other on one Spark. Its parent sends the tasks.
 
 Exits with the job's exit code, and prints the error as its last line on standard output."""
 

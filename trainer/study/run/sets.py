@@ -40,7 +40,9 @@ class SetKey(NamedTuple):
 
 
 class Sets:
-    """The shard sets of a study, made on demand in one process with one Spark. Existing sets are reused."""
+    """The shard sets of a study, made on demand, each batch in a process with a Spark of its own.
+
+    Existing sets are reused."""
 
     def __init__(self, plan: StudyPlan, root: Path) -> None:
         self.plan = plan
