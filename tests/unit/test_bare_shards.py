@@ -85,6 +85,13 @@ def test_files_are_read_once_per_host_until_they_change(tmp_path: Path, monkeypa
     assert open_shards(joined(*files)).rows == 22
 
 
+def test_a_file_and_its_folder_open_one_after_the_other(tmp_path: Path) -> None:
+    """Expect the rows of a file by either path, although both list the same file."""
+    file = write_shard(tmp_path / "folder" / "a.parquet", 0)
+    for path in (file, file.parent, file):
+        assert load_worker(open_shards(str(path)), 0).ids.tolist() == list(range(10))
+
+
 def test_the_folder_of_a_shard_of_a_set_is_still_refused(tmp_path: Path) -> None:
     write_shard(tmp_path / "worker=000" / "a.parquet", 0)
     assert open_shards(str(tmp_path / "worker=000")).num_workers == 1

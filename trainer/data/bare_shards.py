@@ -90,7 +90,7 @@ def open_bare(store: Store, uris: Sequence[str]) -> Shards:
         raise UsageError(f"--shards: {shards[0].uri} and {shards[-1].uri} are in different stores; copy them into one")
     # Paths in a manifest are relative to one folder, here the deepest one above all shards.
     root = "/".join(posixpath.commonprefix([shard.uri.split("/")[:-1] for shard in shards])) or "/"
-    cache = _cache_path(shards)
+    cache = _cache_path(root, shards)
     if cache:
         with suppress(OSError, ValueError):
             return Shards(store, root, Manifest.from_json(parse_object(cache.read_bytes())))
@@ -226,19 +226,21 @@ def describe_bare(shards: Shards) -> str:
     )
 
 
-def _cache_path(shards: Sequence[BareShard]) -> Path | None:
+def _cache_path(root: str, shards: Sequence[BareShard]) -> Path | None:
     """Return the file in this user's temporary folder for the summary, or None if the folder is another user's."""
     folder = Path(tempfile.gettempdir()) / f"bare-shards-{os.getuid()}"
     with suppress(OSError):
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid == os.getuid():
-            return folder / f"{_listing(shards)}.json"
+            return folder / f"{_listing(root, shards)}.json"
     return None
 
 
-def _listing(shards: Sequence[BareShard]) -> str:
+def _listing(root: str, shards: Sequence[BareShard]) -> str:
     """Return a digest of the shards and of the paths, sizes, times and change marks of their files."""
-    lines = [
+    # The summary has paths below the root, which is another one for a file than for the folder that holds it.
+    lines = [root]
+    lines += [
         f"{number} {file.path} {file.bytes} {file.modified_ms} {file.change}"
         for number, shard in enumerate(shards)
         for file in shard.files
