@@ -231,6 +231,19 @@ def test_the_mode_of_evaluation_changes_no_parameter(tmp_path: Path) -> None:
     assert clean.final_loss != paper.final_loss
 
 
+@pytest.mark.parametrize(("dtype", "augment"), [(np.uint8, False), (np.float32, True)])
+def test_images_that_training_leaves_alone_stay_whole(dtype: Any, augment: bool, tmp_path: Path) -> None:
+    """Expect equal losses in both modes of a network without dropout and statistics."""
+    rows = Rows(np.asarray(EVAL_ROWS.images_NCHW, dtype), EVAL_ROWS.labels, EVAL_ROWS.ids)
+    shards = write_shards(tmp_path / "set", [rows], rows)
+    values: dict[str, Any] = {"model": "logistic", "steps": 1, "batch_size": 20, "threads": 1, "augment": augment}
+    clean, paper = (
+        virtual(tmp_path / mode, shards=shards, compute="real", workers=1, evaluation_mode=mode, **values)
+        for mode in ("clean", "paper")
+    )
+    assert clean.final_loss == pytest.approx(paper.final_loss)
+
+
 def test_real_targets_have_a_loss_and_no_accuracy() -> None:
     built = build(model_from_json({"name": "linear"}), ModelInput(SHAPE, CLASSES, has_targets=True), 1)
     images = torch.zeros(4, *SHAPE)

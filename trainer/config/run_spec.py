@@ -35,8 +35,8 @@ class RunSpec(Spec):
     )
     evaluation_mode: Literal["clean", "paper"] = option(
         "clean",
-        "evaluation of models: clean, or paper: with augmented images and the network in training mode, as the published"
-        " results of importance-aware training were measured",
+        "evaluation of models: clean, or paper: with images augmented as in training and the network in training mode, as"
+        " the published results of importance-aware training were measured",
         advanced=True,
     )
     stop: Literal["global", "local"] = option(

@@ -294,8 +294,11 @@ class Evaluator:
         seed = self.config.run.seed
         if self.config.run.evaluation_mode == "clean":
             return self._evaluate(rows, num_classes)
+        images = batches(rows, self.mean, BATCH)
+        # As in training, where real-valued features are not cropped and flipped either.
+        if self.config.data.augment and rows.images_NCHW.dtype == np.uint8:
+            images = augmented(images, seed, version)
         with enter_training_mode(self.flat.model, seed, version):
-            images = augmented(batches(rows, self.mean, BATCH), seed, version)
             return measure(self.flat.model, self.task, self._on_device(images), num_classes)
 
     def _has_learned(self, state: RunState, train: EvaluationResult) -> bool | None:

@@ -40,7 +40,7 @@ def enter_training_mode(model: nn.Module, seed: int, version: int) -> Iterator[N
 
 
 def augmented(batches: Iterator[Batch], seed: int, version: int) -> Iterator[Batch]:
-    """Yield batches with their images augmented as in training.
+    """Yield batches with their images cropped and flipped at random.
 
     Args:
         batches: normalised images float32 [B, C, H, W] with their labels.
