@@ -460,10 +460,14 @@ VALIDATION: dict[str, Any] = {"weakness": "validation-loss", "recipe": "constant
 
 
 @pytest.mark.parametrize("pair", [{"protocol": "bsp"}, {"exchange": "all-reduce"}], ids=["bsp", "all-reduce"])
-def test_the_table_has_validation_losses_of_the_last_epoch(
-    pair: dict[str, Any], shards: Path, table: str, tmp_path: Path
-) -> None:
-    """The oracle is the model file of a run that ends a step earlier, 5 steps being an epoch of 133 rows in 24s."""
+def test_the_table_has_validation_losses_of_the_last_epoch(pair: dict[str, Any], table: str, tmp_path: Path) -> None:
+    """The oracle is the model file of a run that ends a step earlier, 5 steps being an epoch of 133 rows in 24s.
+
+    A single worker of three has an evaluation row of class 3."""
+    labels = EVAL_ROWS.labels % (CLASSES - 1)
+    labels[5] = CLASSES - 1
+    parts = [rows_of(48, 2), rows_of(40, 3, 100), rows_of(45, 4, 200)]
+    shards = write_shards(tmp_path / "set", parts, replace(EVAL_ROWS, labels=labels))
     epoch = len(pd.unique(np.concatenate([load_worker(open_shards(str(shards)), w).ids for w in range(3)]))) // 24
     values = VALIDATION | pair | {"epochs": None}
     before = run(shards, table, tmp_path / "before", "data-aware", steps=2 * epoch - 1, **values)
@@ -472,12 +476,8 @@ def test_the_table_has_validation_losses_of_the_last_epoch(
     np.testing.assert_array_equal(final(before)[-CLASSES:], final(first)[-CLASSES:])
     with torch.no_grad():
         logits = load(str(before.output))(torch.from_numpy(np.asarray(EVAL_ROWS.images_NCHW)))
-        losses = torch.nn.functional.cross_entropy(logits, torch.from_numpy(EVAL_ROWS.labels), reduction="none").numpy()
-    expected = np.zeros(CLASSES)
-    for label in range(CLASSES):
-        for worker in range(3):  # each has every third of the evaluation rows
-            own = losses[worker::3][EVAL_ROWS.labels[worker::3] == label]
-            expected[label] += (own.mean() if len(own) else final(before)[-CLASSES:][label]) / 3
+        losses = torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels), reduction="none").numpy()
+    expected = [losses[labels == label].mean() for label in range(CLASSES)]
     np.testing.assert_allclose(final(after)[-CLASSES:], expected, rtol=1e-4)
 
 
@@ -523,16 +523,21 @@ def with_targets(folder: Path) -> Path:
     return folder
 
 
-def test_validation_losses_of_real_targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("exchange", "measured"), [("all-reduce", slice(1, None, 2)), ("d-psgd", slice(None))])
+def test_validation_losses_of_real_targets(
+    exchange: str, measured: slice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = open_shards(str(with_targets(write_shards(tmp_path, [rows_of(48, 2), rows_of(48, 3, 100)], EVAL_ROWS))))
     model = NeighbourhoodModel(np.ones((opened.layout.record_bytes, 1)), 0, np.array([[0.0], [1e9]]))
     monkeypatch.setattr(batches, "read_model", lambda _: model)
-    values = {"weakness": "validation-loss", "sampling_groups": "neighbourhood"}
+    values = {"weakness": "validation-loss", "sampling_groups": "neighbourhood", "exchange": exchange}
     config = make_config(opened.uri, model="linear", batch_size=96, sampling="data-aware", **values)
     made = build_batches(config, opened, load_worker(opened, 1, targets=True), 1, 2)
     validation = made.sampler.draw(0, np.ones(CLASSES, np.float32)).validation
     assert validation is not None
-    assert validation.rows.labels.tolist() == EVAL_ROWS.ids[1::2].tolist()
+    assert validation.rows.labels.tolist() == EVAL_ROWS.ids[measured].tolist()
+    # All rows are nearest to the first centre.
+    assert validation.parts.tolist() == [len(EVAL_ROWS.ids[measured]) / len(EVAL_ROWS)]
 
 
 @pytest.mark.parametrize("pair", [{"protocol": "bsp"}, {"exchange": "all-reduce"}], ids=["bsp", "all-reduce"])

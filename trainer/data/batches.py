@@ -27,6 +27,7 @@ from trainer.data.repartition import partition_sampler
 from trainer.data.rows import Rows
 from trainer.data.sampling import Draw, FixedSampler, FollowSampler, RowSampler, TableRowSampler, ValidationRows
 from trainer.data.shards import Shards
+from trainer.exchange.neighbours import NeighbourExchange
 from trainer.sampling.base import GroupBy, Population, TableSampler
 from trainer.sampling.mixture import mixture_stream, parse_mix
 
@@ -184,25 +185,34 @@ def sampler_of_rows(
     keys = config.sampler.keys(population)
     validation = None
     if config.sampler.validates:
-        validation = _validation_rows(shards, config.sampler.grouping, population, num_workers)
+        # Neighbours merge no tables, so that each of them measures all rows.
+        divisor = 1 if isinstance(config.exchange, NeighbourExchange) else num_workers
+        validation = _validation_rows(shards, config.sampler.grouping, population, divisor)
     return TableRowSampler(
         rows, config.sampler.table_stream(population), keys, places, validation, population.epoch_steps
     )
 
 
-def _validation_rows(shards: Shards, by: GroupBy | None, population: Population, num_workers: int) -> ValidationRows:
+def _validation_rows(shards: Shards, by: GroupBy | None, population: Population, divisor: int) -> ValidationRows:
     """Return a worker's part of the evaluation rows of a set, with their classes or neighbourhoods. Raises DataError.
 
-    population: the rows of the worker; the evaluation rows have real targets if these have."""
+    Args:
+        shards: the set.
+        by: the groups that have the entries of the table.
+        population: the rows of the worker; the evaluation rows have real targets if these have.
+        divisor: number of workers that share the evaluation rows.
+    """
     rows = load_eval(shards, targets=population.labels.dtype == np.float32)
     assert rows is not None, "checked before the run"
-    own = rows.view(np.arange(population.worker, len(rows), num_workers))
-    keys = own.labels.astype(np.int64)
+    keys = rows.labels.astype(np.int64)
     if by == "neighbourhood":
         model = read_model(shards)
         assert model is not None, "checked before the run"
-        keys = model.assign(own.images_NCHW)
-    return ValidationRows(own, keys, subtracted_mean(shards))
+        keys = model.assign(rows.images_NCHW)
+    places = np.arange(population.worker % divisor, len(rows), divisor)
+    counts = np.bincount(keys)
+    parts = np.bincount(keys[places], minlength=len(counts)) / np.maximum(counts, 1)
+    return ValidationRows(rows.view(places), keys[places], subtracted_mean(shards), parts.astype(np.float32))
 
 
 def population_of(

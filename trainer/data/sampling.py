@@ -26,12 +26,14 @@ class ValidationRows(NamedTuple):
     Attributes:
         rows: the rows.
         keys: entries of the rows in the table, int64 [M].
-        mean: of the images, float32 [C], in 0..255.
+        mean: of the images, float32 [C], or [C, H, W] for a mean image, in 0..255.
+        parts: share of all evaluation rows of an entry that are the worker's, float32 [entries].
     """
 
     rows: Rows
     keys: Ints
     mean: Floats
+    parts: Floats
 
 
 class Draw(NamedTuple):

@@ -173,6 +173,11 @@ class TableSampler(Sampler):
         """True if the table has losses of evaluation rows, measured once per epoch, instead of training rows."""
         return False
 
+    @property
+    def pushes_multiples(self) -> bool:
+        """True if workers push changes as multiples, because servers divide them by the number of workers."""
+        return self.has_owners or self.validates
+
     def stream(self, population: Population) -> SelectionStream:
         raise AssertionError("it reads a table")
 
@@ -202,11 +207,26 @@ class TableSampler(Sampler):
         """
 
     def updated(
-        self, table: LossTable, keys: Ints, losses: LossTable, hits: npt.NDArray[np.bool_], shares: int
+        self,
+        table: LossTable,
+        keys: Ints,
+        losses: LossTable,
+        hits: npt.NDArray[np.bool_],
+        shares: int,
+        parts: LossTable | None = None,
     ) -> LossTable:
-        """Return the table after a mini-batch. shares: the divisor of its change, when servers merge it."""
+        """Return the table after a mini-batch, or after a measurement of evaluation rows.
+
+        Args:
+            table, keys, losses, hits: see ``targets``.
+            shares: the divisor of the change, when servers merge it.
+            parts: share of each entry's evaluation rows that are measured, float32 [entries]; None for a mini-batch.
+        """
         changed, values = self.targets(table, keys, losses, hits)
-        factor = np.float32(shares if self.has_owners else 1)
+        factor: LossTable | np.float32 = np.float32(shares if self.has_owners else 1)
+        # The changes of all workers add up to the mean over all rows, however few workers have rows of an entry.
+        if parts is not None:
+            factor = np.float32(shares) * parts[changed]
         result = table.copy()
         result[changed] += factor * (values - table[changed])
         return result

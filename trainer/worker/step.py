@@ -111,8 +111,8 @@ class Step:
     def owned_entries(self) -> tuple[slice, int] | None:
         """The range of the loss table whose changes are pushed as multiples, and the multiple; None for none."""
         sampler = self.config.table_sampler
-        has_owners = self._table is not None and sampler is not None and sampler.has_owners
-        return (self.flat.packed_range(TABLE), self._merged_shares) if has_owners else None
+        is_multiple = self._table is not None and sampler is not None and sampler.pushes_multiples
+        return (self.flat.packed_range(TABLE), self._merged_shares) if is_multiple else None
 
     def read_table(self) -> np.ndarray | None:
         """Return a copy of the sampler's loss table in ``pulled``, float32; None without a table."""
@@ -155,7 +155,7 @@ class Step:
         if outcome and outcomes and draw and draw.keys is not None:
             self._learn_table(draw.keys, *outcomes)
         if outcome and draw and draw.validation and len(draw.validation.keys):
-            self._learn_table(draw.validation.keys, *self._validate(draw.validation))
+            self._learn_table(draw.validation.keys, *self._validate(draw.validation), draw.validation.parts)
         statistics += running
         if self.copies:
             self.copies.store(self.pushed)
@@ -176,13 +176,17 @@ class Step:
         self.model.train()
         return _joined(outcomes)
 
-    def _learn_table(self, keys: Ints, losses: np.ndarray, are_correct: np.ndarray) -> None:
-        """Update the loss table by the examples of a mini-batch, where BatchNorm's statistics have their new values."""
+    def _learn_table(
+        self, keys: Ints, losses: np.ndarray, are_correct: np.ndarray, parts: np.ndarray | None = None
+    ) -> None:
+        """Update the loss table by measured examples, where BatchNorm's statistics have their new values.
+
+        parts: see ``TableSampler.updated``."""
         sampler = self.config.table_sampler
         assert self._table
         assert sampler
         table = self._table.view(self.values)
-        updated = sampler.updated(table.cpu().numpy(), keys, losses, are_correct, self._merged_shares)
+        updated = sampler.updated(table.cpu().numpy(), keys, losses, are_correct, self._merged_shares, parts)
         table.copy_(torch.from_numpy(updated))
 
     def _backward(
