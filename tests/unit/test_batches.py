@@ -205,7 +205,7 @@ def test_the_border_that_a_crop_brings_in_is_the_mean_colour() -> None:
     colour = np.broadcast_to(np.array([120, 125, 7], np.uint8)[:, None, None], (64, *SHAPE))
     rows = Rows(np.ascontiguousarray(colour), np.zeros(64, np.int64), np.arange(64))
     mean = np.array([120, 125, 7], np.float32)
-    assert not make_batch(Draw(rows, slice(None)), mean, np.random.default_rng(0)).images_BCHW.any()
+    assert not make_batch(Draw(rows, np.arange(64)), mean, np.random.default_rng(0)).images_BCHW.any()
 
 
 @pytest.mark.parametrize("other", [{"worker": 3}, {"seed": 2}])
@@ -224,6 +224,17 @@ def test_real_features_pass_unaugmented() -> None:
     images = make_batch(draw, np.array([100], np.float32), np.random.default_rng(0)).images_BCHW
     assert images.shape == (20, 1, 1, 28)
     np.testing.assert_array_equal(images.numpy(), rows.images_NCHW[draw.places])
+
+
+def test_a_mini_batch_of_all_rows_is_a_copy() -> None:
+    """Change the tensors of a full mini-batch in place, as a model may."""
+    pixels = make(9, (1, 1, 28))
+    rows = Rows(np.asarray(pixels.images_NCHW, np.float32), pixels.labels, pixels.ids)
+    draw = Draw(rows, bernoulli(9, 1.0, 3, seed=0, worker=0))
+    for tensor in make_batch(draw, np.array([100], np.float32)):
+        tensor.zero_()
+    np.testing.assert_array_equal(rows.images_NCHW, pixels.images_NCHW)
+    np.testing.assert_array_equal(rows.labels, pixels.labels)
 
 
 # What is made ahead

@@ -125,10 +125,9 @@ class GossipSampler:
     def note(self, draw: Draw, losses: Floats) -> None:
         """Record the losses of an own mini-batch; foreign ones do not count. losses: float32 [B]."""
         if not draw.is_foreign:
-            places = np.arange(len(self.rows))[draw.places] if isinstance(draw.places, slice) else draw.places
             # Rows that complete a pass of other workers may be none of its own.
-            is_own = np.isin(places, self._places)
-            self.losses.note(np.searchsorted(self._places, places[is_own]), losses[is_own])
+            is_own = np.isin(draw.places, self._places)
+            self.losses.note(np.searchsorted(self._places, draw.places[is_own]), losses[is_own])
 
     def forget_losses(self) -> None:
         """Begin without any losses, as a new process of the worker does."""

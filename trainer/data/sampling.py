@@ -41,7 +41,7 @@ class Draw(NamedTuple):
 
     Attributes:
         rows: all rows of the worker.
-        places: the positions of the mini-batch's rows among them, int64 [B], or the slice of all.
+        places: the positions of the mini-batch's rows among them, int64 [B].
         passes: ends of passes in the mini-batch; None if the sampler does not make passes over the same rows.
         next_pass_rows: number of places after the last of these ends, which belong to the next pass.
         weights: factors of the rows' losses, float32 [B]; None for the factor 1.
@@ -51,7 +51,7 @@ class Draw(NamedTuple):
     """
 
     rows: Rows
-    places: Ints | slice
+    places: Ints
     passes: int | None = None
     next_pass_rows: int = 0
     weights: Floats | None = None

@@ -65,13 +65,13 @@ class Selection(NamedTuple):
     """The rows of one mini-batch.
 
     Attributes:
-        places: their positions in the population, int64 [B], or the slice of all.
+        places: their positions in the population, int64 [B].
         passes: ends of passes in the mini-batch; None if the sampler does not make passes over all rows.
         next_pass_rows: number of places after the last of these ends, which belong to the next pass.
         weights: factors of the rows' losses, float32 [B]; None for the factor 1.
     """
 
-    places: Ints | slice
+    places: Ints
     passes: int | None = None
     next_pass_rows: int = 0
     weights: npt.NDArray[np.float32] | None = None

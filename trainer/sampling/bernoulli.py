@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+import numpy as np
+
 from pipeline.core.arrays import Ints
 from pipeline.core.seeds import Purpose, generator
 from trainer.sampling.base import Population, Sampler, Selection, SelectionStream
 
 
-def bernoulli(rows: int, fraction: float, clock: int, seed: int, worker: int) -> Ints | slice:
+def bernoulli(rows: int, fraction: float, clock: int, seed: int, worker: int) -> Ints:
     """Return the rows of the mini-batch at a clock if each row is drawn independently with probability ``fraction``.
 
-    The result is int64 [about rows * fraction], or the slice of all rows for a fraction of 1 or more. A binomial number
-    of rows, drawn without replacement, has the same distribution as one coin per row, at a cost of O(drawn rows).
+    The result is int64 [about rows * fraction], or all rows for a fraction of 1 or more. A binomial number of rows,
+    drawn without replacement, has the same distribution as one coin per row, at a cost of O(drawn rows).
 
     Args:
         rows: number of rows in the shard.
@@ -25,7 +27,7 @@ def bernoulli(rows: int, fraction: float, clock: int, seed: int, worker: int) ->
         worker: number of the worker.
     """
     if fraction >= 1:
-        return slice(None)
+        return np.arange(rows)
     rng = generator(seed, Purpose.SAMPLING, worker, clock)
     return rng.choice(rows, rng.binomial(rows, fraction), replace=False, shuffle=False)
 

@@ -167,7 +167,8 @@ class Step:
         self.model.eval()
         outcomes = []
         for begin in range(0, len(validation.rows), VALIDATION_BATCH):
-            draw = Draw(validation.rows, slice(begin, begin + VALIDATION_BATCH))
+            places = np.arange(begin, min(begin + VALIDATION_BATCH, len(validation.rows)))
+            draw = Draw(validation.rows, places)
             images, labels = make_batch(draw, validation.mean)
             kick()
             outputs = self._forward(images.to(self.values.device))
