@@ -23,6 +23,16 @@ def scaled(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return images.float() / 255
 
 
+def halved(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return a type that numpy does not have."""
+    return images.bfloat16()
+
+
+def elsewhere(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return images on a device that no numpy array is on."""
+    return images.to("meta")
+
+
 def unseeded(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return images + torch.randint(0, 3, images.shape).to(images.dtype)
 
@@ -36,6 +46,11 @@ def small(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     if len(images) == 10:
         raise RuntimeError("ten are too many")
     return images
+
+
+def learned(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return features with a gradient."""
+    return images * torch.nn.Parameter(torch.ones(()))
 
 
 def alone(images: torch.Tensor) -> torch.Tensor:

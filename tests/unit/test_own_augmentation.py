@@ -22,6 +22,7 @@ from trainer.data.loading import load_worker
 from trainer.data.mean_image import subtracted_mean
 from trainer.data.opening import open_shards
 from trainer.data.own_augmentation import check_augmentation
+from trainer.data.rows import Rows
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.replay import replay
 
@@ -79,6 +80,8 @@ def test_a_run_has_the_same_bits_again(shards: Path, tmp_path: Path) -> None:
     [
         ("cut", "it must return images of the same shape and type"),
         ("scaled", "made torch.float32"),
+        ("halved", "made torch.bfloat16"),
+        ("elsewhere", r"made torch.uint8 .* on meta of uint8 .*, on the CPU$"),
         ("unseeded", "draws from another source than its generator"),
         ("alone", "fails for 10 images: TypeError: alone.. takes 1 positional argument but 2 were given"),
         ("impatient", "fails for 10 images: KeyError: 'contrast'"),
@@ -89,6 +92,12 @@ def test_a_run_has_the_same_bits_again(shards: Path, tmp_path: Path) -> None:
 def test_an_unusable_function_is_refused(shards: Path, name: str, line: str) -> None:
     with pytest.raises(UsageError, match=line):
         check_augmentation(config_for(shards, name), open_shards(str(shards)))
+
+
+def test_a_result_with_a_gradient_is_as_good_as_others(tmp_path: Path) -> None:
+    rows = Rows(np.asarray(EVAL_ROWS.images_NCHW, np.float32), EVAL_ROWS.labels, EVAL_ROWS.ids)
+    shards = open_shards(str(write_shards(tmp_path, [rows], None)))
+    check_augmentation(config_for(tmp_path, "learned"), shards)
 
 
 def test_a_failure_in_a_worker_names_the_flag(shards: Path) -> None:

@@ -39,14 +39,17 @@ def own_augmentation(config: Config) -> Augmentation | None:
             kind = JobError if isinstance(error, OSError | MemoryError) else UsageError
             raise kind(f"{FLAG} {reference} fails for {len(images)} images: {describe_error(error)}") from error
         # Here too, because a function may fail for mini-batches of another size than the check's.
-        is_alike = isinstance(result, torch.Tensor) and result.shape == images.shape
-        if not is_alike or result.numpy().dtype != images.dtype:
+        before = torch.from_numpy(images)
+        is_tensor = isinstance(result, torch.Tensor)
+        if not is_tensor or (result.shape, result.dtype, result.device) != (before.shape, before.dtype, before.device):
             shape = tuple(getattr(result, "shape", ()))
+            place = f" on {result.device}" if is_tensor and result.device != before.device else ""
             raise UsageError(
-                f"{FLAG} {reference} made {getattr(result, 'dtype', type(result).__name__)} {shape} of {images.dtype}"
-                f" {images.shape}: it must return images of the same shape and type"
+                f"{FLAG} {reference} made {getattr(result, 'dtype', type(result).__name__)} {shape}{place} of"
+                f" {images.dtype} {images.shape}: it must return images of the same shape and type, on the CPU"
             )
-        return np.ascontiguousarray(result.numpy())
+        # A result that learned filters computed has a gradient, which numpy does not take.
+        return np.ascontiguousarray(result.detach().numpy())
 
     return augment
 
