@@ -481,12 +481,13 @@ def leaving(image_shape, num_classes):
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A current directory that holds own_net.py, and is not on the path."""
     (tmp_path / "own_net.py").write_text(OWN)
+    (tmp_path / "own_folder").mkdir()
     (tmp_path / "own_broken.py").write_text("import there_is_no_such_module")
     (tmp_path / "own_script.py").write_text("import sys\nsys.exit('no data')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     yield
-    for module in ("own_net", "own_broken"):
+    for module in ("own_net", "own_broken", "own_folder"):
         sys.modules.pop(module, None)
 
 
@@ -505,6 +506,8 @@ def test_a_model_of_the_users_own_is_found_in_the_current_directory(own: None) -
         ("own_net.deep:good", "no module own_net.deep"),
         ("own_net:goode", "own_net.py has no function goode; it has: good, leaving, listed, raising, wide"),
         ("own_net:number", "has no function number"),
+        ("itertools:good", "--model itertools:good: itertools has no function good; it has: "),
+        ("own_folder:good", "own_folder has no function good; it has: none$"),
         ("own_net:listed", "returned a list: it must return a torch.nn.Module"),
         ("own_net:raising", "--model own_net:raising fails: KeyError: 'width'"),
         (

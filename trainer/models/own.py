@@ -65,7 +65,9 @@ def load_function(flag: str, reference: str) -> Any:
     function = getattr(module, function_name, None)
     if not callable(function):
         available = ", ".join(member for member, _ in inspect.getmembers(module, inspect.isroutine)) or "none"
-        raise UsageError(f"{flag} {reference}: {module.__file__} has no function {function_name}; it has: {available}")
+        # A module of the interpreter has no file, and a folder without __init__.py has None.
+        place = getattr(module, "__file__", None) or module_name
+        raise UsageError(f"{flag} {reference}: {place} has no function {function_name}; it has: {available}")
     return function
 
 

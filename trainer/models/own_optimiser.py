@@ -107,10 +107,16 @@ def probe(reference: str) -> StateLayout:
     other = nn.Parameter(parameter.detach().clone())
     copy = _make(reference, other)
     arrays = [optimiser.state[parameter][key].numpy() for key in layout.arrays]
-    _restore(copy, layout, arrays, STEPS)
-    for each, of in ((parameter, optimiser), (other, copy)):
-        each.grad = torch.tensor([0.5, 0.1, -2.0, 1.0])
-        of.step()
+    try:
+        _restore(copy, layout, arrays, STEPS)
+        for each, of in ((parameter, optimiser), (other, copy)):
+            each.grad = torch.tensor([0.5, 0.1, -2.0, 1.0])
+            of.step()
+    except USER_ERRORS as error:  # such as of one that indexes a list by a counter, which is restored as a tensor
+        raise UsageError(
+            f"{FLAG} {reference} fails after its state was restored: {describe_error(error)}; a restored counter is a"
+            " float32 tensor"
+        ) from None
     if not torch.equal(parameter, other):
         raise UsageError(
             f"{FLAG} {reference} steps otherwise after its state was restored: a resumed run would end with other bits;"
