@@ -99,6 +99,9 @@ def test_a_folder_without_a_run_or_set_is_one_line(runs: tuple[str, str], tmp_pa
         main([runs[0], "--loss", "nan"])
     with pytest.raises(DataError, match=r"holds neither a committed shard set .* nor a training run"):
         make_report([str(tmp_path)])
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(DataError, match=r"config\.json is damaged, or of another version"):
-        main([str(tmp_path)])
+    later = json.loads((Path(runs[0]) / "config.json").read_text())
+    later["config"]["protocol"] = {"name": "of-a-later-version"}
+    for text in ("{}", json.dumps(later)):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(DataError, match=r"config\.json is damaged, or of another version"):
+            main([str(tmp_path)])

@@ -117,7 +117,7 @@ def read_run(uri: str) -> ComparedRun:
             record = read_record(place)
         except FileNotFoundError:
             raise DataError(f"{place} has no {CONFIG}: it is not the folder of a run") from None
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, UsageError) as error:  # UsageError: a value of another version
             raise DataError(f"{place / CONFIG} is damaged, or of another version ({error})") from None
         # From the log and not from result.json, which an unfinished run does not have.
         summary = summarise(thinned_log(place / METRICS), read_pushes(place / PUSHES))

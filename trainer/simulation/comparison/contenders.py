@@ -42,7 +42,7 @@ def parse_contenders(text: str, protocol: Protocol | None = None, *, evaluates: 
     """Parse a list such as ``asp,ssp:3,all-reduce,matcha:budget=0.25`` and return the contenders by their text.
 
     Values after a colon are assigned to the member's parameters in the order of their definition, advanced ones last,
-    or by NAME=VALUE; parameters without a value keep their defaults. Raises UsageError.
+    or by NAME=VALUE; a switch is yes or no. Parameters without a value keep their defaults. Raises UsageError.
 
     Args:
         text: names of protocols, exchanges and groups.
@@ -104,8 +104,13 @@ def _value(hint: Any, parse: Callable[[str], Any] | None, label: str, text: str)
     kind = next((kind for kind in (int, float) if hint in (kind, kind | None)), None)
     if parse is not None:
         return parse(text)
+    # A word such as false must not switch an option on.
+    if hint is bool:
+        if text not in ("yes", "no"):
+            raise UsageError(f"--compare {label}: {text!r} must be yes or no")
+        return text == "yes"
     if kind is None:
-        return text != "no" if hint is bool else text
+        return text
     try:
         return kind(text)
     except ValueError:
