@@ -22,8 +22,9 @@ from torch.utils.data import DataLoader
 from pipeline.core.errors import DataError, UsageError
 from tests.support.trainer_sets import CLASSES, EVAL_ROWS, rows_of, write_rows, write_shards
 from trainer import torch_dataset
+from trainer.data.opening import open_shards
 from trainer.data.rows import Rows
-from trainer.export import mds
+from trainer.export import dataset, mds
 from trainer.export import shards as exported
 from trainer.export.__main__ import main
 from trainer.export.dataset import class_names
@@ -84,6 +85,16 @@ def test_a_dataset_holds_every_row_with_its_image_and_class(shards: Path, tmp_pa
         assert_equal_rows(rows, table["id"].to_pylist(), table["label"].to_pylist(), images)
         features = json.loads(table.schema.metadata[b"huggingface"])["info"]["features"]
         assert features["label"] == {"_type": "ClassLabel", "names": [str(number) for number in range(CLASSES)]}
+
+
+def test_a_row_group_of_large_images_has_fewer_rows(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataset, "ROW_GROUP_BYTES", 7 * open_shards(str(shards)).layout.record_bytes)
+    files = export(shards, "dataset", tmp_path / "dataset")
+    parquet = pq.ParquetFile(io.BytesIO(files["data/worker-000-00000.parquet"]))
+    assert parquet.metadata.num_row_groups == 5
+    assert parquet.read()["id"].to_pylist() == WORKERS[0].ids.tolist()
 
 
 def read_mds(data: bytes, about: dict[str, Any]) -> list[dict[str, bytes]]:

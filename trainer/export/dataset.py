@@ -17,6 +17,7 @@ from trainer.export.samples import TYPES, Samples, are_pictures, make_pngs
 
 SUFFIX = ".parquet"
 ROW_GROUP_ROWS = 1000  # readers of the Hub load a whole row group
+ROW_GROUP_BYTES = 256 << 20  # of images as arrays; Arrow's offsets count at most 2^31 values
 ENTRY = b"huggingface"  # the entry of the file's metadata from which load_dataset reads the types of columns
 
 
@@ -38,8 +39,9 @@ def make_parquet(shards: Shards, samples: Samples) -> bytes:
     schema = pa.schema(list(types.items()), metadata=metadata)
     buffer = io.BytesIO()
     with pq.ParquetWriter(buffer, schema) as writer:
-        for first in range(0, len(samples), ROW_GROUP_ROWS):
-            part = slice(first, first + ROW_GROUP_ROWS)
+        rows = max(1, min(ROW_GROUP_ROWS, ROW_GROUP_BYTES // shards.layout.record_bytes))
+        for first in range(0, len(samples), rows):
+            part = slice(first, first + rows)
             columns = [pa.array(samples.columns[name][part], type_) for name, type_ in types.items() if name != "image"]
             arrays = [_make_images(shards, samples.images_NCHW[part]), *columns]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
@@ -49,12 +51,15 @@ def make_parquet(shards: Shards, samples: Samples) -> bytes:
 def class_names(shards: Shards) -> list[str]:
     """Return a name for each class, all different, as readers need them: its number where the set names none."""
     set_names = shards.manifest.labels.class_names
+    all_set_names = set(set_names)
     names: list[str] = []
+    earlier_names = set()  # a search in the list would be slow for thousands of classes
     for number in range(shards.num_classes):
         name = set_names[number] if number < len(set_names) and set_names[number] else str(number)
         # Sets may have equal names, and names that are numbers of other classes.
-        is_taken = name in names or (number >= len(set_names) and name in set_names)
+        is_taken = name in earlier_names or (number >= len(set_names) and name in all_set_names)
         names.append(f"{name} (class {number})" if is_taken else name)
+        earlier_names.add(names[-1])
     return names
 
 
