@@ -411,9 +411,11 @@ class RemoteStore:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.longest = 0
+        self.suffixes: set[str] = set()
 
     def read_range(self, uri: str, offset: int, length: int) -> bytes:
         self.longest = max(self.longest, length)
+        self.suffixes |= {path.suffix for path in self.root.parent.joinpath("rows").iterdir()}
         with open(self.root / uri.removeprefix("s3://bucket/"), "rb") as file:
             file.seek(offset)
             return file.read(length)
@@ -422,13 +424,18 @@ class RemoteStore:
 def test_a_remote_file_is_downloaded_piece_by_piece(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The copy is gone afterwards, also of a damaged file."""
+    """The copy has no name meanwhile, and is gone afterwards, also of a damaged file."""
     root = shutil.copytree(shards, tmp_path / "set")
     monkeypatch.setattr(shard_file, "PIECE_BYTES", 1000)
     store: Any = RemoteStore(root)
     remote = replace(mapped(root, tmp_path / "rows"), store=store, uri="s3://bucket")
     assert_equal(load_worker(remote, 0), load_worker(open_shards(str(shards)), 0))
     assert store.longest == 1000
+    assert store.suffixes == {".rows", ".draft"}
+    file = root / "worker=002/part.parquet"
+    file.write_bytes(file.read_bytes()[:5])
+    with pytest.raises(DataError, match=r"part.parquet has sha256 .* it is damaged"):
+        load_worker(remote, 2)
     (root / "worker=001/part.parquet").write_bytes(bytes(remote.worker_files(1)[0].bytes))
     with pytest.raises(DataError, match=r"s3://bucket/worker=001/part.parquet has sha256 .* it is damaged"):
         load_worker(remote, 1)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from tempfile import NamedTemporaryFile
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -212,16 +213,17 @@ def _verified(shards: Shards, file: ShardFile) -> Iterator[Any]:
 
 
 def _download(shards: Shards, file: ShardFile) -> Any:
-    """Return a mapped local copy of a remote file, which the system deletes once it is closed."""
+    """Return a mapped local copy of a remote file, which has no name, so that a killed process leaves nothing."""
     assert shards.mapped
     shards.mapped.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile(dir=shards.mapped) as copy, path_in_errors(copy.name):
+    with TemporaryFile(dir=shards.mapped) as copy, path_in_errors(shards.mapped):
         for offset in range(0, file.bytes, PIECE_BYTES):
             kick()
             length = min(PIECE_BYTES, file.bytes - offset)
             copy.write(with_retries(shards.store.read_range)(shards.address(file), offset, length))
-        copy.flush()
-        return pa.memory_map(copy.name)
+        # A truncated file of the store has another digest, and must not end before its mapping does.
+        copy.truncate(file.bytes)
+        return pa.BufferReader(pa.py_buffer(mmap.mmap(copy.fileno(), file.bytes, access=mmap.ACCESS_READ)))
 
 
 @contextmanager
