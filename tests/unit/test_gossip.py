@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections import Counter
@@ -11,13 +12,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core.errors import UsageError
 from tests.support.configs import make_config
-from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
+from tests.support.trainer_sets import EVAL_ROWS, copy_of, rows_of, write_shards
 from tests.support.virtual_runs import QUIET, RESUME, final
 from trainer import Result
 from trainer.checkpoints.prune import WAITING, prune
@@ -27,6 +29,7 @@ from trainer.coordination.orders import ExampleOffer
 from trainer.data import gossip as gossip_data
 from trainer.data.gossip import GossipSampler, rows_of_pool
 from trainer.data.holdout import is_held_out
+from trainer.data.opening import open_shards
 from trainer.data.rows import Rows
 from trainer.data.sampling import FixedSampler
 from trainer.exchange.all_reduce import AllReduce
@@ -583,6 +586,20 @@ def test_a_run_resumes_in_any_round(
         if selector != "hem" and exchange != "strategy-switch":
             assert final(resumed).tobytes() == final(whole).tobytes(), middle
         assert replay(resumed.output).is_equal
+
+
+def test_rows_are_read_beside_a_file_without_rows(shards: Path, tmp_path: Path) -> None:
+    """Spark writes files without a row group for empty partitions."""
+    folder = copy_of(shards, tmp_path / "set")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    part = folder / manifest["workers"][0]["files"][0]["path"]
+    pq.ParquetWriter(part.with_name("empty.parquet"), pq.read_schema(part)).close()
+    data = part.with_name("empty.parquet").read_bytes()
+    empty = {"path": str(part.with_name("empty.parquet").relative_to(folder)), "rows": 0, "bytes": len(data)}
+    manifest["workers"][0]["files"].append(empty | {"sha256": hashlib.sha256(data).hexdigest()})
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    rows = gossip_data.read_rows(open_shards(str(folder)), np.array([3, 1]), targets=False)
+    assert rows.ids.tolist() == [3, 1]
 
 
 @pytest.mark.parametrize(

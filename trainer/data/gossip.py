@@ -206,7 +206,7 @@ def read_rows(shards: Shards, ids: Ints, *, targets: bool) -> Rows:
     def choose(block: Rows, first: int) -> Ints:
         return np.flatnonzero(np.isin(block.ids, ids))
 
-    return find_rows((pick_rows(shards, file, choose, targets=targets) for file in shards.files()), ids)
+    return find_rows((pick_rows(shards, file, choose, targets=targets) for file in shards.files() if file.rows), ids)
 
 
 def check_gossip(config: Config, shards: Shards, num_workers: int) -> None:
