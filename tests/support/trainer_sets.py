@@ -14,6 +14,8 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.core.shardset.layout import Layout
+from pipeline.core.shardset.schema import record_schema
 from pipeline.input.read_options import ReadOptions
 from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
@@ -96,6 +98,20 @@ def write_shards(folder: Path, workers: list[Rows], eval_rows: Rows | None) -> P
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
+
+
+def write_bare_shard(
+    path: Path, first: int, rows: int = 10, shape: tuple[int, int, int] = (3, 4, 4), **columns: Any
+) -> Path:
+    """Write a shard of rows first, first + 1, ..., whose labels go round 4 classes, and return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ids = np.arange(first, first + rows)
+    images = np.random.default_rng(first).integers(0, 256, (rows, int(np.prod(shape))), np.uint8)
+    schema = record_schema(Layout(shape), neighbourhood=False)
+    values = {"id": ids, "label": ids % 4, "image": [row.tobytes() for row in images], "copy": np.zeros(rows)} | columns
+    table = pa.table({name: pa.array(values[name]).cast(schema.field(name).type) for name in schema.names}, schema)
+    pq.write_table(table, path)
+    return path
 
 
 def append_rows(shards: Path, workers: list[Rows]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,10 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.core.errors import DataError, UsageError
-from pipeline.core.shardset.layout import Layout
-from pipeline.core.shardset.schema import record_schema
 from tests.support.configs import make_config
-from tests.support.trainer_sets import rows_of, write_shards
+from tests.support.trainer_sets import rows_of, write_bare_shard, write_shards
 from trainer import Options
 from trainer.config import SEPARATOR
 from trainer.data import bare_shards
@@ -34,25 +31,13 @@ def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
-def write_shard(path: Path, first: int, rows: int = 10, shape: tuple[int, int, int] = SHAPE, **columns: Any) -> Path:
-    """Write a shard of rows first, first + 1, ..., whose labels go round 4 classes, and return its path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    ids = np.arange(first, first + rows)
-    images = np.random.default_rng(first).integers(0, 256, (rows, int(np.prod(shape))), np.uint8)
-    schema = record_schema(Layout(shape), neighbourhood=False)
-    values = {"id": ids, "label": ids % 4, "image": [row.tobytes() for row in images], "copy": np.zeros(rows)} | columns
-    table = pa.table({name: pa.array(values[name]).cast(schema.field(name).type) for name in schema.names}, schema)
-    pq.write_table(table, path)
-    return path
-
-
 def joined(*paths: Path) -> str:
     return SEPARATOR.join(map(str, paths))
 
 
 @pytest.mark.parametrize("kind", ["files", "folders"])
 def test_bare_shards_hold_their_rows_and_describe_them(tmp_path: Path, kind: str) -> None:
-    files = [write_shard(tmp_path / f"worker=00{n}" / "a.parquet", 10 * n) for n in range(2)]
+    files = [write_bare_shard(tmp_path / f"worker=00{n}" / "a.parquet", 10 * n) for n in range(2)]
     (tmp_path / "worker=000" / "_SUCCESS").write_text("")
     shards = open_shards(joined(*(files if kind == "files" else [file.parent for file in files])))
     loaded = [load_worker(shards, worker) for worker in range(2)]
@@ -68,32 +53,32 @@ def test_bare_shards_hold_their_rows_and_describe_them(tmp_path: Path, kind: str
 
 
 def test_copies_of_a_row_count_once(tmp_path: Path) -> None:
-    files = [write_shard(tmp_path / f"{n}.parquet", 0, copy=np.full(10, n)) for n in range(2)]
+    files = [write_bare_shard(tmp_path / f"{n}.parquet", 0, copy=np.full(10, n)) for n in range(2)]
     shards = open_shards(joined(*files))
     assert (shards.rows, shards.manifest.copies) == (10, 10)
     assert shards.fingerprint == open_shards(str(files[0])).fingerprint
 
 
 def test_files_are_read_once_per_host_until_they_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = [write_shard(tmp_path / f"{n}.parquet", 10 * n) for n in range(2)]
+    files = [write_bare_shard(tmp_path / f"{n}.parquet", 10 * n) for n in range(2)]
     first = open_shards(joined(*files))
     read = bare_shards._read_manifest
     monkeypatch.setattr(bare_shards, "_read_manifest", None)
     assert open_shards(joined(*files)).manifest == first.manifest
     monkeypatch.setattr(bare_shards, "_read_manifest", read)
-    write_shard(files[1], 30, rows=12)
+    write_bare_shard(files[1], 30, rows=12)
     assert open_shards(joined(*files)).rows == 22
 
 
 def test_a_file_and_its_folder_open_one_after_the_other(tmp_path: Path) -> None:
     """Expect the rows of a file by either path, although both list the same file."""
-    file = write_shard(tmp_path / "folder" / "a.parquet", 0)
+    file = write_bare_shard(tmp_path / "folder" / "a.parquet", 0)
     for path in (file, file.parent, file):
         assert load_worker(open_shards(str(path)), 0).ids.tolist() == list(range(10))
 
 
 def test_the_folder_of_a_shard_of_a_set_is_still_refused(tmp_path: Path) -> None:
-    write_shard(tmp_path / "worker=000" / "a.parquet", 0)
+    write_bare_shard(tmp_path / "worker=000" / "a.parquet", 0)
     assert open_shards(str(tmp_path / "worker=000")).num_workers == 1
     with pytest.raises(UsageError, match="holds shards for 1 workers, not 2"):
         open_shards(str(tmp_path / "worker=000"), num_workers=2)
@@ -105,11 +90,11 @@ def test_a_set_in_a_folder_named_like_a_file_opens(tmp_path: Path) -> None:
     """Open a committed set whose folder has the suffix of a Parquet file, as outputs of Spark often have."""
     folder = write_shards(tmp_path / "set.parquet", [rows_of(20, 1)], None)
     assert open_shards(str(folder), num_workers=1).rows == 20
-    assert open_shards(str(write_shard(tmp_path / "shard.parquet" / "a.parquet", 0).parent)).rows == 10
+    assert open_shards(str(write_bare_shard(tmp_path / "shard.parquet" / "a.parquet", 0).parent)).rows == 10
 
 
 def test_paths_that_are_no_shards_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = write_shard(tmp_path / "a.parquet", 0)
+    file = write_bare_shard(tmp_path / "a.parquet", 0)
     (tmp_path / "empty").mkdir()
     for other in ("empty", "nothing", "b.parquet"):
         line = (
@@ -125,8 +110,8 @@ def test_paths_that_are_no_shards_are_one_line(tmp_path: Path, monkeypatch: pyte
 
 
 def test_shards_of_other_forms_are_one_line(tmp_path: Path) -> None:
-    first = write_shard(tmp_path / "a.parquet", 0)
-    other = write_shard(tmp_path / "b.parquet", 10, shape=(1, 4, 4))
+    first = write_bare_shard(tmp_path / "a.parquet", 0)
+    other = write_bare_shard(tmp_path / "b.parquet", 10, shape=(1, 4, 4))
     line = (
         "a.parquet has 3x4x4 uint8 images with label, .*b.parquet has 1x4x4 uint8 images with label: shards of one run"
     )
@@ -142,12 +127,12 @@ def test_shards_of_other_forms_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"c\.parquet is damaged: "):
         open_shards(joined(first, tmp_path / "c.parquet"))
     with pytest.raises(DataError, match=r"d\.parquet has no rows, and a worker without rows cannot train"):
-        open_shards(joined(first, write_shard(tmp_path / "d.parquet", 0, rows=0)))
+        open_shards(joined(first, write_bare_shard(tmp_path / "d.parquet", 0, rows=0)))
 
 
 def test_a_run_trains_every_row_of_bare_shards_once_an_epoch(tmp_path: Path) -> None:
     """Every process opens the shards of the configuration again, so it must take several paths, too."""
-    files = [write_shard(tmp_path / f"{n}.parquet", 10 * n, rows=10) for n in range(2)]
+    files = [write_bare_shard(tmp_path / f"{n}.parquet", 10 * n, rows=10) for n in range(2)]
     config = make_config(joined(*files), tmp_path / "run", model="logistic", epochs=2, batch_size=4)
     result = simulate(config, SimulationSettings(), Options(silent=True, report=False))
     assert result is not None

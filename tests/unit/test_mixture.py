@@ -18,15 +18,18 @@ from hypothesis import strategies as st
 
 from pipeline.core import command_line
 from pipeline.core.errors import UsageError
+from pipeline.core.storage.store import Store
+from pipeline.core.storage.uri import is_remote
 from tests.support.configs import make_config
 from tests.support.tiers import only
-from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
+from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_bare_shard, write_shards
 from tests.support.virtual_runs import QUIET, RESUME, final
 from trainer import Result
 from trainer.checkpoints.prune import WAITING, prune
 from trainer.checkpoints.read import read_state, versions
 from trainer.checkpoints.state import folder_of
 from trainer.config import SEPARATOR, Config
+from trainer.data import mixture
 from trainer.data.loading import load_eval, load_worker
 from trainer.data.mixture import open_mixture, sources_of
 from trainer.data.opening import open_shards
@@ -333,10 +336,34 @@ def test_a_mixture_has_the_rows_of_its_sets(sets: str, tmp_path: Path) -> None:
     assert open_mixture(copies[::-1]).digest != mixed.digest
 
 
+@pytest.mark.parametrize("places", [("a", "b"), ("a", "a/b"), ("a/b", "a")])
+@pytest.mark.parametrize("is_bare", [True, False])
+def test_sets_with_equal_or_nested_roots_stay_apart(places: tuple[str, str], is_bare: bool, tmp_path: Path) -> None:
+    """Mix sets of one worker, committed ones or their only shards."""
+    folders = [write_shards(tmp_path / place, [rows_of(9, seed)], None) for seed, place in enumerate(places)]
+    if is_bare:
+        for folder in folders:
+            write_bare_shard(folder / "part.parquet", 0, 9)
+            (folder / "manifest.json").unlink()
+    ids = load_worker(open_mixture([str(folder) for folder in folders]), 0).ids
+    assert sources_of(ids).tolist() == [0] * 9 + [1] * 9
+
+
+def test_a_mixture_reads_by_the_store_of_a_remote_set(sets: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    local, remote = (open_shards(uri) for uri in sets.split(SEPARATOR)[:2])
+    remote = replace(remote, store=Store((("key", "value"),)), uri="s3://bucket/set")
+    monkeypatch.setattr(mixture, "open_shards", lambda uri, num_workers: remote if is_remote(uri) else local)
+    assert open_mixture([local.uri, remote.uri]).store is remote.store
+
+
 def test_sets_that_cannot_be_mixed_are_one_line(sets: str, tmp_path: Path) -> None:
     first = sets.split(SEPARATOR)[0]
     two = str(write_shards(tmp_path, [rows_of(9, 1), rows_of(9, 2, 50)], None))
-    for uris, line in (([first, two], "differ in workers, 3 and 2"), ([first, first], "is named twice")):
+    for uris, line in (
+        ([first, two], "differ in workers, 3 and 2"),
+        ([first, first], "have the same rows, .*: name each set once, with the sum of its shares"),
+        ([two, first, first], "have the same rows"),
+    ):
         with pytest.raises(UsageError, match=line) as error:
             open_mixture(uris)
         assert "\n" not in str(error.value)

@@ -11,6 +11,7 @@ import numpy as np
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import UsageError
 from pipeline.core.shardset.parts import Evaluation, ShardFile
+from pipeline.core.storage.uri import is_remote
 from trainer.data.opening import open_shards
 from trainer.data.shards import SET_BITS, Shards
 
@@ -21,6 +22,7 @@ def open_mixture(uris: Sequence[str], *, num_workers: int | None = None) -> Shar
     Ids of set k begin at k * 2^40. All their evaluation rows are evaluated. Raises as ``open_shards``."""
     sets = [open_shards(uri, num_workers=num_workers) for uri in uris]
     first = sets[0]
+    _check_apart(uris, sets)
     for other in sets[1:]:
         _check_alike(first, other)
     manifest = first.manifest
@@ -43,7 +45,9 @@ def open_mixture(uris: Sequence[str], *, num_workers: int | None = None) -> Shar
         stream=None,
         generations=[],
     )
-    return Shards(first.store, ", ".join(each.uri for each in sets), combined, tuple(sets))
+    # A store that reads remote files reads local ones, too, but not the other way round.
+    store = next((each.store for each in sets if is_remote(each.uri)), first.store)
+    return Shards(store, ", ".join(each.uri for each in sets), combined, tuple(sets))
 
 
 def sources_of(ids: Ints) -> Ints:
@@ -55,10 +59,21 @@ def _addressed(shards: Shards, files: Sequence[ShardFile]) -> list[ShardFile]:
     return [replace(file, path=shards.address(file)) for file in files]
 
 
+def _check_apart(uris: Sequence[str], sets: Sequence[Shards]) -> None:
+    """Raise UsageError if two sets have a file in common. uris: the sets as they were given."""
+    uri_by_file: dict[str, str] = {}
+    for uri, each in zip(uris, sets, strict=True):
+        for address in {each.address(file) for file in [*each.files(), *each.eval_files()]}:
+            if address in uri_by_file:
+                raise UsageError(
+                    f"--mix: {uri_by_file[address]} and {uri} have the same rows, {address}: name each set once, with the"
+                    " sum of its shares"
+                )
+            uri_by_file[address] = uri
+
+
 def _check_alike(first: Shards, other: Shards) -> None:
     """Raise UsageError if two sets cannot be mixed, because a worker or the model would need both forms."""
-    if first.uri == other.uri:
-        raise UsageError(f"--mix: {first.uri} is named twice: name each set once, with the sum of its shares")
     # A worker has one size of mini-batch, and the model one form of images and one number of outputs.
     about: dict[str, tuple[Any, Any]] = {
         "workers": (first.num_workers, other.num_workers),

@@ -45,8 +45,16 @@ class Shards(ShardSet):
 
     def first_id(self, file: ShardFile) -> int:
         """Return the number that is added to the ids of a file's rows, because sets of a mixture have equal ids."""
-        number = next((n for n, each in enumerate(self.sets) if file.path.startswith(f"{each.uri}/")), 0)
-        return number << SET_BITS
+        return self._numbers[file.path] << SET_BITS if self.sets else 0
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        """The number of the set of each file of a mixture, by its address. Roots of sets may be equal, or nested."""
+        return {
+            each.address(file): number
+            for number, each in enumerate(self.sets)
+            for file in [*each.files(), *each.eval_files()]
+        }
 
     @property
     def rows(self) -> int:
