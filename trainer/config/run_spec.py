@@ -56,7 +56,7 @@ class RunSpec(Spec):
     )
     min_delta: float = option(
         0.0,
-        "with --patience, the decrease of the loss that an improvement exceeds",
+        "with --patience, an epoch counts as an improvement only if the loss falls by more than this",
         least=0,
         may_change=True,
         advanced=True,

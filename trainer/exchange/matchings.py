@@ -15,7 +15,8 @@ Matching = tuple[Link, ...]
 def find_matchings(topology: str, num_workers: int, links: Sequence[Link]) -> tuple[Matching, ...]:
     """Return matchings that contain each link once.
 
-    Regular graphs have a division with the fewest matchings; others get at most a few more than their highest degree.
+    Named topologies get the fewest matchings, except a torus with an odd side. Its links and those of a file are coloured
+    greedily: mostly a few more matchings than the highest degree, and always less than twice as many.
 
     Args:
         topology: its name, or any other text for a graph without a division of its own.

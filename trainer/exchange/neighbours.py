@@ -29,7 +29,7 @@ class NeighbourExchange(Exchange):
 
     topology: str = option(
         "ring",
-        "graph of neighbours: ring, complete, torus, exponential, random-pair (both d-psgd only), graph0 (8 workers), or"
+        "graph of neighbours: ring, complete, torus, graph0 (8 workers), with d-psgd also exponential and random-pair, or"
         " the path of a file of links",
         metavar="NAME",
     )

@@ -75,8 +75,8 @@ class Classifier(nn.Module):
 def load(run: str | Path, *, best: bool = False) -> Classifier:
     """Load the trained model of a run.
 
-    Costs one read of the model file. A model of ``--model module:function`` needs this module to be importable, as in
-    training.
+    Reads the model file, and its header once more. A model of ``--model module:function`` needs this module to be
+    importable, as in training.
 
     Args:
         run: folder of a run, or its model file, local, on HDFS or in an object store.

@@ -6,6 +6,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -187,7 +189,7 @@ class ReplayedRun(NamedTuple):
         config: the configuration, with the threads per worker of the last start.
         compute_name: the key in ``COMPUTES`` of the way in which the gradients were computed.
         num_workers: number of workers.
-        rows: of all shards.
+        rows: distinct training examples.
         configs_by_version: (first version computed with it, configuration) of every start that counts; see
             ``configurations``.
     """
@@ -272,17 +274,11 @@ def workers_of_rounds(used: pd.DataFrame, version: int) -> list[list[int]]:
 
 
 def _updates(used: pd.DataFrame) -> Iterator[list[tuple[int, int, int, int, int]]]:
-    """Yield the gradients of each update, in the order in which they were summed.
+    """Return the gradients of each update, in the order in which they were summed.
 
     A gradient is (version, worker, clock, version_pulled, examples)."""
-    update: list[tuple[int, int, int, int, int]] = []
-    for row in zip(*(used[name].tolist() for name in USED), strict=True):
-        if update and row[0] != update[0][0]:
-            yield update
-            update = []
-        update.append(row)
-    if update:
-        yield update
+    rows = zip(*(used[name].tolist() for name in USED), strict=True)
+    return (list(group) for _, group in groupby(rows, itemgetter(0)))
 
 
 class ServerReplay:
@@ -306,9 +302,8 @@ class ServerReplay:
         pulled: Iterable[int],
     ) -> None:
         self.later = list(configs_by_version)
-        self.run = configs_by_version[0][
-            1
-        ]  # later ones differ only in the length of the run, in threads and in workers
+        # Later ones differ only in the length of the run, in threads and in workers.
+        self.run = configs_by_version[0][1]
         self.switches = switches
         self.build = build
         self.facts, self.compute = build(self.run)

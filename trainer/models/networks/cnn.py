@@ -23,7 +23,7 @@ def _layer(before: int, channels: int, norm: Norm) -> nn.Sequential:
         nn.Conv2d(before, channels, 3, padding=1),
         nn.MaxPool2d(2),
         nn.ReLU(inplace=True),
-        normalisation(norm, channels, momentum=0.1),
+        normalisation(norm, channels),
         Dropout(0.25),
     )
 

@@ -20,15 +20,11 @@ STEM = 64  # channels
 WIDTHS = (64, 128, 256, 512)  # channels of the 3x3 convolutions in each stage
 
 
-def _norm_layer(channels: int, norm: Norm) -> nn.Module:
-    return normalisation(norm, channels, momentum=0.1)
-
-
 def _shortcut(before: int, channels: int, stride: int, norm: Norm) -> nn.Module:
     """Return the identity, or a 1x1 convolution and normalisation if channels or size change (option B)."""
     if (before, stride) == (channels, 1):
         return nn.Identity()
-    return nn.Sequential(convolution(before, channels, 1, stride), _norm_layer(channels, norm))
+    return nn.Sequential(convolution(before, channels, 1, stride), normalisation(norm, channels))
 
 
 class BasicBlock(nn.Module):
@@ -46,9 +42,9 @@ class BasicBlock(nn.Module):
     def __init__(self, before: int, width: int, stride: int, norm: Norm) -> None:
         super().__init__()
         self.conv1 = convolution(before, width, 3, stride)
-        self.norm1 = _norm_layer(width, norm)
+        self.norm1 = normalisation(norm, width)
         self.conv2 = convolution(width, width, 3, 1)
-        self.norm2 = _norm_layer(width, norm)
+        self.norm2 = normalisation(norm, width)
         self.shortcut = _shortcut(before, width, stride, norm)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,11 +69,11 @@ class Bottleneck(nn.Module):
         super().__init__()
         channels = self.expansion * width
         self.conv1 = convolution(before, width, 1, 1)
-        self.norm1 = _norm_layer(width, norm)
+        self.norm1 = normalisation(norm, width)
         self.conv2 = convolution(width, width, 3, stride)
-        self.norm2 = _norm_layer(width, norm)
+        self.norm2 = normalisation(norm, width)
         self.conv3 = convolution(width, channels, 1, 1)
-        self.norm3 = _norm_layer(channels, norm)
+        self.norm3 = normalisation(norm, channels)
         self.shortcut = _shortcut(before, channels, stride, norm)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -116,7 +112,7 @@ class PublishedResNet(StagedNetwork):
         super().__init__()
         is_published = stem == "7x7"
         self.conv = convolution(image_shape[0], STEM, 7 if is_published else 3, 2 if is_published else 1)
-        self.norm = _norm_layer(STEM, norm)
+        self.norm = normalisation(norm, STEM)
         self.pools = is_published
         before = STEM
         stages = []

@@ -12,7 +12,7 @@ WIDTHS = (16, 32, 64)  # channels of the three stages
 GROUPS = 8  # of GroupNorm; divides every width
 
 
-def normalisation(kind: Norm, channels: int, momentum: float) -> nn.Module:
+def normalisation(kind: Norm, channels: int, momentum: float = 0.1) -> nn.Module:
     """Return a normalisation layer. momentum: weight of a new batch in running statistics, which only BatchNorm has."""
     if kind == "group":
         return nn.GroupNorm(GROUPS, channels)

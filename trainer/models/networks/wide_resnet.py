@@ -15,10 +15,6 @@ STEM = 16  # channels
 WIDTHS = (16, 32, 64)  # channels of the three groups, before they are widened
 
 
-def _norm_layer(channels: int, norm: Norm) -> nn.Module:
-    return normalisation(norm, channels, momentum=0.1)
-
-
 class _WideBlock(nn.Module):
     """Twice normalisation, ReLU and a 3x3 convolution, added to a shortcut (pre-activation).
 
@@ -33,9 +29,9 @@ class _WideBlock(nn.Module):
 
     def __init__(self, before: int, channels: int, stride: int, norm: Norm) -> None:
         super().__init__()
-        self.norm1 = _norm_layer(before, norm)
+        self.norm1 = normalisation(norm, before)
         self.conv1 = convolution(before, channels, 3, stride)
-        self.norm2 = _norm_layer(channels, norm)
+        self.norm2 = normalisation(norm, channels)
         self.conv2 = convolution(channels, channels, 3, 1)
         is_same = (before, stride) == (channels, 1)
         self.shortcut = None if is_same else convolution(before, channels, 1, stride)
@@ -68,7 +64,7 @@ class WideResNet(nn.Module):
         groups = zip((STEM, *widths), widths, (1, 2, 2), strict=False)
         self.groups = nn.Sequential(*(_group(*group, blocks, norm) for group in groups))
         # The blocks end without an activation, so the last one is here.
-        self.norm = _norm_layer(widths[-1], norm)
+        self.norm = normalisation(norm, widths[-1])
         self.fc = nn.Linear(widths[-1], num_classes)
         self.apply(initialise)
 
