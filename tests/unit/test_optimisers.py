@@ -20,7 +20,11 @@ from trainer.checkpoints.write import write_slice, write_state
 from trainer.config import Config
 from trainer.context import RunContext
 from trainer.coordination.adam import AdamSlice
+from trainer.coordination.budget import Budget
+from trainer.coordination.coordinator import Coordinator
+from trainer.coordination.orders import StepMeasurements
 from trainer.models.own_optimiser import probe
+from trainer.protocols.k_bsp import KBSP
 from trainer.rules import build_slice, slots_of
 from trainer.simulation.compute import Quadratic
 from trainer.simulation.replay import replay
@@ -71,6 +75,26 @@ def test_servers_update_like_torch_in_one_process(optimiser: str, make: Any) -> 
     whole = by_slices(optimiser, (0, 10))
     np.testing.assert_allclose(whole, in_one_process(make), rtol=0, atol=1e-6)
     assert by_slices(optimiser, (0, 3, 4, 10)).tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam", f"{OWN}rmsprop"])
+def test_weights_by_examples_do_not_scale_the_rate(optimiser: str) -> None:
+    """Mini-batches of Bernoulli sampling that are equal by chance have the update of mini-batches of a fixed size."""
+    config = config_for(optimiser)
+    values = []
+    for by_examples in (False, True):
+        coordinator = Coordinator(KBSP(2), Budget(2, 4, 4), rate=lambda epoch: RATE / 2, by_examples=by_examples)
+        for worker in range(2):
+            coordinator.join(0, worker, 1, 0.0)
+        list(coordinator.advance(0.0))
+        for worker in range(2):
+            coordinator.push(0, worker, 1, 0, 1.0, StepMeasurements(20, 0.5, 1, 1.0))
+        [(order, _)] = coordinator.advance(1.0)
+        assert order.learning_rate
+        part = build_slice(config, 2, START.copy(), np.zeros(slots_of(config) * 10, np.float32))
+        part.apply(list(GRADIENTS[0][:2]), order.learning_rate, [share.weight for share in order.shares], order.scale)
+        values.append(part.values)
+    np.testing.assert_allclose(values[1], values[0], rtol=0, atol=1e-6)
 
 
 def test_statistics_are_merged_as_with_sgd() -> None:

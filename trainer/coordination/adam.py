@@ -23,11 +23,13 @@ class AdamSlice(ParameterSlice):
     slots: ClassVar[int] = 2
     _learning_rate: float = field(default=0.0, init=False, repr=False)
 
-    def _begin_update(self, rate: float, count: int) -> float:
-        """Return the factor of the mean. The rate of an update of k gradients is k times the rate of each of them."""
-        super()._begin_update(rate, count)
+    def _begin_update(self, rate: float, count: int, scale: float) -> float:
+        """Return the factor of the mean. The rate of an update of k gradients is k times the rate of each of them.
+
+        The scale belongs to the mean alone: such an optimiser hardly depends on the length of the gradient."""
+        super()._begin_update(rate, count, scale)
         self._learning_rate = rate * count
-        return 1 / count
+        return scale / count
 
     def _step(self, span: slice, update: Vector) -> None:
         """Apply a mean gradient to a span of the parameters. Overwrites ``update``."""

@@ -4,7 +4,8 @@ Server 0 owns one coordinator. It turns events into a sequence of orders, which 
 executes in sequence. All slices therefore have the same version at the same order, a checkpoint is consistent, and the
 protocol decides once for all servers. A gradient counts once every server holds its part of it; the parts of a worker
 that died while it pushed are never used. The coordinator has neither sockets nor a clock, so that tests and
-``trainer.simulate`` can drive it in virtual time. An event costs O(log N) for N workers, an update O(its gradients)."""
+``trainer.simulate`` can drive it in virtual time. An event costs O(log N) for N workers, an update O(its gradients),
+or O(N) if its protocol cancels steps."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class Coordinator:
     Args:
         protocol: decides which gradients are used and which workers wait.
         budget: the length of the run and its position.
-        rate: rate(epoch) is the factor a/n by which an update multiplies its sum of gradients.
+        rate: rate(epoch) is the learning rate per gradient of an update, a/n.
         num_servers: servers that must hold a gradient or join request before it counts.
         start_wait_s: how long the first worker waits for the others at the start (seconds).
         by_examples, usual_batch: by_examples and usual of Weights.
@@ -242,10 +243,12 @@ class Coordinator:
         entries = self._sum() if self.ledger.waiting and not self.finished else []
         shares = self._shares(entries) if entries else ()
         rate = boundary = None
+        scale = 1.0
         cancelled: tuple[Reply, ...] = ()
         if self.ledger.summed and self._is_complete():
             # Before the update, which advances the epoch and empties the ledger. Both are needed here.
-            rate = self.rate(self.budget.epoch) * self.weights.correction(self.ledger.examples())
+            rate = self.rate(self.budget.epoch)
+            scale = self.weights.correction(self.ledger.examples())
             boundary = self._update()
             if self.after_update:
                 self.after_update()
@@ -261,7 +264,9 @@ class Coordinator:
         if not (shares or rate is not None or unblocked or stop or snapshot):
             return None
         self.sequence += 1
-        order = Order(self.sequence, self.version, shares, rate, unblocked, stop, cancelled, snapshot is not None)
+        order = Order(
+            self.sequence, self.version, shares, rate, scale, unblocked, stop, cancelled, snapshot is not None
+        )
         return Decision(order, snapshot)
 
     def _arrive(self, gradient: Gradient, measured: StepMeasurements) -> None:

@@ -161,6 +161,7 @@ class Order(NamedTuple):
         version: number of updates after the order.
         shares: gradients that are added to the sum of the next update.
         learning_rate: of the update that is made now; None for no update.
+        scale: the factor of its sum of gradients, besides the learning rate (see Weights.correction).
         snapshot: whether the server writes its slice, for a checkpoint of this version.
         unblocked: workers that are answered with the parameters.
         stop: workers that are told to end.
@@ -171,6 +172,7 @@ class Order(NamedTuple):
     version: int
     shares: tuple[Share, ...] = ()
     learning_rate: float | None = None
+    scale: float = 1.0
     unblocked: tuple[Reply, ...] = ()
     stop: tuple[Reply, ...] = ()
     cancelled: tuple[Reply, ...] = ()

@@ -70,41 +70,42 @@ class ParameterSlice:
         add_pushed(total, gradients, weights, self.num_parameters, is_begun=self._summed > 0)
         self._summed += len(gradients)
 
-    def apply_sum(self, sums: Sequence[Vector], rate: float, count: int) -> None:
+    def apply_sum(self, sums: Sequence[Vector], rate: float, count: int, scale: float = 1.0) -> None:
         """Make an update from a sum of weighted gradients that ``add_pushed`` made elsewhere.
 
         The result has the bits of ``apply`` with the same gradients.
 
         Args:
             sums: the sum, a vector like ``values``, as the vectors of its ranges in order. They are not changed.
-            rate: the factor of the sum, a/n.
+            rate: the learning rate per gradient, a/n.
             count: gradients in the sum.
+            scale: the factor of the sum that undoes the size of its weights (see Weights.correction).
         """
-        factor = self._begin_update(rate, count)
+        factor = self._begin_update(rate, count, scale)
         total = _Ranges(sums)
         for span in self._spans():
             self._step(span, total[span] * factor)
         self._merge_statistics(total[self._statistics], count)
 
-    def apply(self, gradients: Sequence[Vector], rate: float, weights: Sequence[float]) -> None:
-        """Make an update: u = rate * sum of weighted gradients, applied by the momentum rule.
+    def apply(self, gradients: Sequence[Vector], rate: float, weights: Sequence[float], scale: float = 1.0) -> None:
+        """Make an update: u = rate * scale * sum of weighted gradients, applied by the momentum rule.
 
         Gradients of earlier calls of ``accumulate`` are part of the sum. If there are none, the update takes one pass
         over memory, with bit-identical results.
 
         Args:
             gradients, weights: the last gradients of the update, as in ``accumulate``.
-            rate: the factor of the sum, a/n.
+            rate, scale: as in ``apply_sum``.
         """
         # Earlier orders have begun a sum, which costs a pass over memory of its own. Otherwise each chunk is summed,
         # scaled and applied while it is in the cache.
         if self._summed:
             self.accumulate(gradients, weights)
             assert self._sum is not None
-            self.apply_sum([self._sum], rate, self._summed)
+            self.apply_sum([self._sum], rate, self._summed, scale)
             self._summed = 0
             return
-        factor = self._begin_update(rate, len(gradients))
+        factor = self._begin_update(rate, len(gradients), scale)
         for span in self._spans():
             self._step(span, _scaled_sum([vector[span] for vector in gradients], weights, factor))
         # Neither the rate nor the factors apply to statistics, which are no gradients.
@@ -112,12 +113,12 @@ class ParameterSlice:
             parts = [vector[self._statistics] for vector in gradients]
             self._merge_statistics(_scaled_sum(parts, [1.0] * len(parts), 1.0), len(parts))
 
-    def _begin_update(self, rate: float, count: int) -> float:
+    def _begin_update(self, rate: float, count: int, scale: float) -> float:
         """Count an update, and return the factor of the sum of its gradients that ``_step`` gets.
 
-        rate: a/n; count: gradients in the sum."""
+        rate, count, scale: as in ``apply_sum``."""
         self.updates += 1
-        return rate
+        return rate * scale
 
     def _step(self, span: slice, update: Vector) -> None:
         """Apply an update to a span of the parameters, as Momentum says. The look-ahead rule overwrites ``update``."""

@@ -52,11 +52,13 @@ class TorchSlice(ParameterSlice):
         super().restart(updates)
         self._optimiser = None  # its state is that of other parameters
 
-    def _begin_update(self, rate: float, count: int) -> float:
-        """Return the factor of the mean. The rate of an update of k gradients is k times the rate of each of them."""
-        super()._begin_update(rate, count)
+    def _begin_update(self, rate: float, count: int, scale: float) -> float:
+        """Return the factor of the mean. The rate of an update of k gradients is k times the rate of each of them.
+
+        The scale belongs to the mean alone: such an optimiser hardly depends on the length of the gradient."""
+        super()._begin_update(rate, count, scale)
         self._learning_rate = rate * count
-        return 1 / count
+        return scale / count
 
     def _spans(self) -> Iterator[slice]:
         """Yield all parameters at once, because the optimiser has one tensor; nothing for a range of statistics alone."""

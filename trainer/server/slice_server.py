@@ -206,7 +206,7 @@ class SliceServer:
         if order.learning_rate is None:
             self.slice.accumulate(gradients, weights)
         else:
-            self.slice.apply(gradients, order.learning_rate, weights)
+            self.slice.apply(gradients, order.learning_rate, weights, order.scale)
 
     def _peer(self, reply: Reply) -> Peer | None:
         """Return the worker of a reply, or None if it has joined again meanwhile and gets a later answer."""

@@ -333,8 +333,9 @@ class ServerReplay:
         examples = [row[4] / count for row, count in zip(update, steps, strict=True)]
         gradients = self.config.cohorts.present.gradients(self.accepted, self.facts.num_workers)
         epoch = gradients / (self.facts.num_workers * self.config.steps_per_epoch(self.facts.rows))
-        rate = worker_rate(self.config, self.facts, epoch) * self.weights.correction(examples)
-        self.part.apply(vectors, rate, self.weights.factors([version - 1 - row[3] for row in update], examples))
+        factors = self.weights.factors([version - 1 - row[3] for row in update], examples)
+        rate = worker_rate(self.config, self.facts, epoch)
+        self.part.apply(vectors, rate, factors, self.weights.correction(examples))
         self.accepted += sum(steps)
         if self._uses_left[version]:
             self._parameters[version] = self.part.values.copy()

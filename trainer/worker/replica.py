@@ -367,9 +367,9 @@ class Replica:
             self.phase = Phase.TRAINED
             return
         examples = [report.examples for report in reports]
-        rate = worker_rate(self.config, self.facts, self.budget.epoch) * self._sums.weights.correction(examples)
+        rate = worker_rate(self.config, self.facts, self.budget.epoch)
         # All replicas make the same update from the same sums, so that their models stay equal bit for bit.
-        self.slice.apply_sum(sums, rate, self.num_workers)
+        self.slice.apply_sum(sums, rate, self.num_workers, self._sums.weights.correction(examples))
         boundary = self.budget.use(self.num_workers, sum(examples))
         self.version += 1
         self.clock += 1
