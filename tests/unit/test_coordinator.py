@@ -471,6 +471,17 @@ def test_a_gradient_that_an_order_uses_outlives_its_worker() -> None:
     world.check()
 
 
+def test_a_join_on_another_connection_needs_a_new_session() -> None:
+    """The answer to the first connection is lost with it, so that the worker must not wait for it."""
+    sent: list[tuple[Any, ...]] = []
+    facts = RunFacts(1, 1, 4, 0)
+    server = SliceServer(make_config("", ""), facts, 0, Path(), lambda *message: sent.append(message))
+    for identity in (b"first", b"first", b"second"):
+        assert not sent
+        server.join(identity, Join(0, 5), memoryview(b"{}"))
+    assert sent == [(b"second", Rejoin(0, 5), None)]
+
+
 def test_clocks_take_the_memory_of_the_workers_alone() -> None:
     clocks = Clocks()
     clocks.put(0, 0)

@@ -132,6 +132,9 @@ class SliceServer:
             answer = Rejoin(worker, message.session, later_session=peer.session, joined=False)
             return self.send(identity, answer, None)
         if peer and message.session == peer.session:
+            # An answer to the first request goes to a connection that broke. A new session gets one of its own.
+            if peer.identity != identity:
+                self.send(identity, Rejoin(worker, message.session), None)
             return None
         handle = unpack_json(body)
         memory = open_memory(handle, self.facts.elements) if "pid" in handle else None

@@ -122,7 +122,7 @@ class Cancel(NamedTuple):
 
 
 class Rejoin(NamedTuple):
-    """A worker must join again, because the session is no member, or the servers rolled back.
+    """A worker must join again, because the session is no member, its connection broke, or the servers rolled back.
 
     Attributes:
         later_session: a later session of this worker that the server knows, which its next one must exceed; else 0.
