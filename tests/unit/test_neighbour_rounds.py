@@ -404,6 +404,26 @@ def test_a_late_first_model_does_not_replace_a_newer_one(tmp_path: Path) -> None
     np.testing.assert_array_equal(replica.values, 9)
 
 
+def test_a_source_forgets_a_newcomer_that_has_its_model(tmp_path: Path) -> None:
+    """The newcomer is no neighbour of its source, so the next view ends the connection between them."""
+    network = Network(1, run_config(tmp_path), 6)
+    plan = network.training().plan
+    source = next(host for host in network.hosts.values() if host.worker == 0)
+    introduction = {"address": "", "host": "", "memory": {}}
+    members = {0: PeerMembership(source.process, 9, 0, None, introduction, 0.0)}
+    source.replica.obey(NeighbourView(9, 1), view_body(members, {}, 0, plan))
+    source.replica.take(ModelCopy(9, 0), (bytes(4 * PARAMETERS), b""))
+    source.replica.obey(RoundGrant(9, 1, 2, 1), pack_json({"due": [], "have": [], "complete": 0}))
+    members[3] = PeerMembership(5, 10, 0, 0, introduction, 0.0)
+    source.replica.obey(NeighbourView(10, 1), view_body(members, {}, 0, plan))
+    source.replica.repeat()
+    assert len(network.channels[source.process, 5]) == 2, "the model may be lost until server 0 says that it has come"
+    members[3].has_model = True
+    source.replica.obey(NeighbourView(11, 1), view_body(members, {}, 0, plan))
+    source.replica.repeat()
+    assert len(network.channels[source.process, 5]) == 2
+
+
 @pytest.mark.parametrize("is_far", [False, True])
 def test_deaths_of_server_0_leave_the_bits(is_far: bool, tmp_path: Path, oracle: Any) -> None:
     """Each rolls the run back to a checkpoint of all workers."""

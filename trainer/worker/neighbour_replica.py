@@ -210,11 +210,12 @@ class NeighbourReplica:
                     worker, entry.session, max(self.round, entry.first), partial(self._has_link, worker)
                 )
         self.members = members
-        # All that belongs to other sessions is void.
+        # All that belongs to other sessions is void. A newcomer that has its model may be no partner any more.
         self._models.retain(sessions, view.number)
         self._last_sent = {each: last for each, last in self._last_sent.items() if each in sessions}
-        self._first_models = {each: model for each, model in self._first_models.items() if each in sessions}
-        partners = self._partners | {other for other, entry in members.items() if entry.source == self.worker}
+        newcomers = {entry.session: worker for worker, entry in members.items() if entry.source == self.worker}
+        self._first_models = {each: model for each, model in self._first_models.items() if each in newcomers}
+        partners = self._partners.union(newcomers.values())
         workers = range(self.facts.num_workers)
         present = [members.get(other) if other in partners else None for other in workers]
         self.links.connect(view.number, [entry.to_links() if entry else None for entry in present])
