@@ -436,6 +436,8 @@ def test_deaths_of_server_0_leave_the_bits(is_far: bool, tmp_path: Path, oracle:
     np.testing.assert_array_equal(read_vector(network.root, STEPS), mean)
     events = list(iter_events(network.folders.work / METRICS))
     assert sum(isinstance(event, GenerationEvent) for event in events) == 4
+    if is_far:
+        assert not list(network.folders.work.rglob("*.safetensors")), "only copies of models in the store"
 
 
 def test_a_loss_that_is_not_finite_ends_all_workers(tmp_path: Path) -> None:
@@ -478,6 +480,7 @@ def test_room_for_all_models_is_reserved_before_they_are_mapped(
     monkeypatch.setattr(os, "posix_fallocate", fail, raising=False)
     with pytest.raises(OSError, match="No space left on device"):
         create_replicas(tmp_path / "models", 3, PARAMETERS, 0, version=1)
+    assert not (tmp_path / "models").exists(), "it would take the room of the next one"
 
 
 # Names of faults, with how often each is drawn.

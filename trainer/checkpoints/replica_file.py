@@ -102,7 +102,11 @@ def create_replicas(path: Path, num_workers: int, num_parameters: int, num_buffe
         file.truncate(LENGTH_BYTES + len(text) + size)
         # On a full disk this raises OSError. Without it, the first write to the mapped file would kill the process.
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, LENGTH_BYTES + len(text) + size)
+            try:
+                os.posix_fallocate(file.fileno(), 0, LENGTH_BYTES + len(text) + size)
+            except OSError:
+                path.unlink()  # some file systems keep the part that they have allocated
+                raise
     return ReplicaFile(path, LENGTH_BYTES + len(text), (num_workers, num_parameters, num_buffers), write=True)
 
 

@@ -308,10 +308,17 @@ class PeerCheckpoints:
     def _open(self, state: RunState, num_workers: int) -> ReplicaFile:
         """Open the models of all workers in a checkpoint."""
         path = self._path(state.version, state.generation)
-        if not self.folders.is_local:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        shape = num_workers, self.facts.num_parameters, self.facts.num_buffers
+        if self.folders.is_local:
+            return open_replicas(path, *shape, state.version)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
             path.write_bytes((folder_of(self.root, state.version) / path.name).read_bytes())
-        return open_replicas(path, num_workers, self.facts.num_parameters, self.facts.num_buffers, state.version)
+            return open_replicas(path, *shape, state.version)
+        finally:
+            # The mapped memory keeps the copy's content until nobody uses it any more.
+            path.unlink(missing_ok=True)
+            remove_empty(path.parent)
 
     def _path(self, version: int, generation: int) -> Path:
         return folder_of(self.local_root, version) / replica_name(generation)
