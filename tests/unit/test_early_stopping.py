@@ -18,6 +18,7 @@ from tests.support.virtual_runs import QUIET, RESUME, final
 from trainer import Options, Result
 from trainer.checkpoints.decisions import StopDecision, read_stop, stop_of, write_decision
 from trainer.checkpoints.read import read_state, whole
+from trainer.checkpoints.state import folder_of
 from trainer.coordination.cohorts import Cohort, Cohorts
 from trainer.coordination.early_stopping import last_improvement, stops_now
 from trainer.leader import leader
@@ -273,6 +274,20 @@ def test_a_decision_does_not_outlive_its_options(shards: Path, tmp_path: Path) -
     done = run(shards, tmp_path / "run", RESUME, epochs=6, patience=5)
     assert done.early_stop is None
     assert whole(root)[-1] > earlier
+
+
+def test_a_decision_without_its_checkpoint_ends_no_run(shards: Path, tmp_path: Path) -> None:
+    """The run continues from a newer checkpoint, and the evaluator decides again."""
+    run(shards, tmp_path / "run", epochs=4, patience=5)
+    root = tmp_path / "run" / "checkpoints"
+    earlier = whole(root)[-2]
+    decide_for(root, earlier)
+    [path] = folder_of(root, earlier).glob("slice*")
+    path.write_bytes(bytes(path.stat().st_size))
+    done = run(shards, tmp_path / "run", RESUME, epochs=6, patience=5)
+    assert done.early_stop is None
+    assert set(losses_of(done)) == set(range(1, 7))
+    assert read_stop(root) is None
 
 
 def test_a_decision_before_other_workers_is_void(shards: Path, tmp_path: Path) -> None:

@@ -119,7 +119,12 @@ def delete_switch(root: Place) -> None:
     (root / SWITCH).unlink(missing_ok=True)
 
 
+def delete_stop(root: Place) -> None:
+    """Delete the decision to end the run, if there is one. Raises OSError."""
+    (root / STOP).unlink(missing_ok=True)
+
+
 def delete_void_stop(root: Place, config: Config) -> None:
     """Delete a decision that does not end a run now, so that it ends no later start either. Raises OSError."""
     if stop_of(root, config) is None:
-        (root / STOP).unlink(missing_ok=True)
+        delete_stop(root)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from trainer.checkpoints.decisions import StopDecision, delete_switch, read_stop, read_switch
+from trainer.checkpoints.decisions import StopDecision, delete_stop, delete_switch, read_stop, read_switch
 from trainer.checkpoints.generations import read_generations, write_generations
 from trainer.checkpoints.read import evaluation_of, is_sound, states_and_listings, versions
 from trainer.checkpoints.resumption import state_to_restore
@@ -71,7 +71,8 @@ def roll_back(
         at_least: lower bound for the number of the generation.
         by_rule: whether a rule decides about the switch. Once it has, the run rolls back to the checkpoint after which it
             switches, unless one of the next stage is sound.
-        stop: the decision to end the run early. The run rolls back to its checkpoint, which becomes final.
+        stop: the decision to end the run early. The run rolls back to its checkpoint, which becomes final. If that is
+            damaged, the decision is deleted.
     Raises:
         OSError: the folder cannot be read, or later checkpoints can be neither deleted nor recorded as void.
     """
@@ -79,10 +80,12 @@ def roll_back(
     if state is None:
         return None
     version = state.version
-    # The checkpoint of the decision is damaged. With the decision the run would roll back again and again; without it,
-    # the next evaluation decides.
+    # The checkpoint of the decision is damaged. With the decision the run would roll back again and again, or have no
+    # more evaluations; without it, the next evaluation decides.
     if by_rule and not state.stage and (switch := read_switch(root)) and switch.version < version:
         delete_switch(root)
+    if stop and stop.version != version:
+        delete_stop(root)
     past = read_generations(root)
     generation = max(at_least, state.generation + 1, past.latest + 1)
     discard_after(root, version)

@@ -45,4 +45,7 @@ def restore(config: Config, folders: Folders, at_least: int, *, by_rule: bool = 
     if not restored:
         raise JobError(f"{root} holds no whole checkpoint, not even the first; start with --overwrite")
     version, generation = restored
+    # If the checkpoint of the decision is damaged, the run continues from another one.
+    if stop and stop.version != version:
+        stop = None
     return RestoredVersion(version, generation, stop, begin_ledger(config, folders.home, generation, version))
