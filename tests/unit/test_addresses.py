@@ -17,7 +17,7 @@ from pipeline.core.errors import UsageError
 from pipeline.spark.session import PACKAGE
 from tests.clusters.machine import free_ports
 from tests.support.trainer_sets import own_address
-from trainer.transport.addresses import all_interfaces, check_addresses, interface, listening
+from trainer.transport.addresses import all_interfaces, check_addresses, interface, interface_towards, listening
 from trainer.transport.sockets import Secret, connect, offer, serve
 
 ECHO = """
@@ -114,6 +114,15 @@ def test_a_server_on_loopback_is_not_reached_from_elsewhere(host: str) -> None:
 )
 def test_a_server_listens_where_its_name_leads_others_or_everywhere(found: list[str], chosen: str) -> None:
     assert interface(found) == chosen
+
+
+def test_a_loopback_name_without_a_route_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody can tell at which address other hosts reach this one."""
+    loopback = [(socket.AF_INET, socket.SOCK_DGRAM, 0, "", ("127.0.1.1", 7000))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: loopback)
+    monkeypatch.setattr("trainer.transport.addresses.ELSEWHERE", ("255.255.255.255", 9))  # no socket may connect to it
+    with pytest.raises(UsageError, match=r"node7 is a loopback address on this host, .*: give its IP address"):
+        interface_towards("tcp://node7:7000")
 
 
 @pytest.mark.parametrize(

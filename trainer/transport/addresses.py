@@ -95,7 +95,7 @@ def interface_towards(address: str) -> tuple[sockets.AddressFamily, str]:
     """Return the family and numeric address of the interface of this host that routes to a TCP address. Sends nothing.
 
     A host name that means loopback here, but is not a loopback address, is the name of this host: other hosts reach it
-    by the interface to other networks."""
+    by the interface to other networks. Raises UsageError if there is no route to any."""
     number, name, port = parts_of(address)
     family, kind, _, _, target = sockets.getaddrinfo(number or name, port, type=sockets.SOCK_DGRAM)[0]
     with sockets.socket(family, kind) as probe:  # connecting a UDP socket only looks up the route
@@ -103,7 +103,13 @@ def interface_towards(address: str) -> tuple[sockets.AddressFamily, str]:
         own = str(probe.getsockname()[0])
     if ip_address(own).is_loopback and not LOOPBACK.fullmatch(address):  # the name is loopback on this host only
         with sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM) as probe:
-            probe.connect(ELSEWHERE)
+            try:
+                probe.connect(ELSEWHERE)
+            except OSError:
+                raise UsageError(
+                    f"{name} is a loopback address on this host, which has no route to other networks: give its IP address"
+                    " instead of the name"
+                ) from None
             return sockets.AF_INET, str(probe.getsockname()[0])
     return sockets.AddressFamily(family), own
 
