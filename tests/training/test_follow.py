@@ -30,7 +30,9 @@ from trainer.data.rows import Rows
 from trainer.data.sampling import FollowSampler, RowSampler
 from trainer.data.shards import Shards
 from trainer.home.place import StorePlace
-from trainer.run_files import CONFIG
+from trainer.run_files import CONFIG, METRICS
+from trainer.runlog.kinds.training import AppendedEvent
+from trainer.runlog.read import iter_events
 from trainer.runlog.run_folder import RunRecord, SavedRun, saved_run
 from trainer.sampling.orders import permutation
 from trainer.worker.follow import GrowingRows, record, recorded
@@ -163,6 +165,12 @@ def test_what_was_decided_is_read_again_and_never_decided_anew(growing: Path, tm
     orders = [permutation(size, 3, 0, 0), permutation(size, 3, 0, 1)]
     orders += [permutation(len(grown), 3, 0, turn) for turn in (2, 3)]
     assert drawn.tolist() == np.concatenate([grown.labels[order] for order in orders])[:200].tolist()
+    # A start that finds more rows, and has not read the record of an earlier one, which it thus obeys and logs.
+    late = GrowingRows(tmp_path, tmp_path, 0, first, rows, targets=False, looks=True)
+    assert late.next(Stretch(0, 0, size, 0), planned.position, 2) == planned
+    [event] = iter_events(tmp_path / METRICS)
+    assert isinstance(event, AppendedEvent)
+    assert (event.rows, event.set_generation) == (planned.rows, 1)
 
 
 def followed(output: Path) -> dict[str, dict[str, int]]:

@@ -114,8 +114,9 @@ class GrowingRows:
         start = time.monotonic()
         self.rows(stretch.generation)
         spent = time.monotonic() - start
-        about = {"turn": turn, "position": position, "rows": rows, "set_generation": generation, "load_s": spent}
-        log_event(self.work, "appended", worker=self.worker, **about)
+        at = {"turn": stretch.turn, "position": stretch.position}
+        about = {"rows": stretch.rows, "set_generation": stretch.generation, "load_s": spent}
+        log_event(self.work, "appended", worker=self.worker, **at, **about)
         return stretch
 
     def rows(self, generation: int) -> Rows:
