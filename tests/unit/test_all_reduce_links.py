@@ -223,7 +223,7 @@ def test_a_copy_with_two_arrays_of_state_arrives(tmp_path: Path, address: str, c
     context: zmq.Context[Socket] = zmq.Context()
     closing.callback(lambda: close(context))
     source = Mesh(context, 1, address, SECRET, parameters, use_memory=False)
-    source.connect(1, [{"process": client.process, **client.mesh.introduction()}, None])
+    source.connect([{"process": client.process, **client.mesh.introduction()}, None])
     source.send(0, ModelCopy(1, 5), bytes(4 * parameters), bytes(8 * parameters))
     assert client.mesh.inbox.poll(5_000), "the copy was refused"
     [(message, (_, momentum))] = client.mesh.receive()

@@ -43,7 +43,7 @@ def pair(make: Make, leader: str = PRIVATE, *, use_memory: bool = False) -> list
     """Two workers that are connected."""
     meshes = [make(worker, leader, use_memory=use_memory) for worker in range(2)]
     for mesh in meshes:
-        mesh.connect(1, members(meshes))
+        mesh.connect(members(meshes))
     return meshes
 
 
@@ -90,7 +90,7 @@ def test_a_later_process_replaces_the_connection(make: Make) -> None:
     later = make(1, use_memory=True)
     now = members([one, later])
     now[1]["process"] = 99
-    one.connect(2, now)
+    one.connect(now)
     one.send(1, GradientPiece(2, 5, 0, in_memory=True), b"", b"")
     assert first_message(later)[0] == GradientPiece(2, 5, 0, in_memory=True)
     assert not two.inbox.poll(100)
@@ -105,7 +105,7 @@ def test_a_worker_that_cannot_be_reached_is_named(make: Make, monkeypatch: pytes
     one.check_reachable()
     gone = members([one, two])
     gone[1] |= {"process": 99, "address": "tcp://127.0.0.1:1"}
-    one.connect(2, gone)
+    one.connect(gone)
     time.sleep(0.01)
     one.has_broken()
     with pytest.raises(JobError, match=r"worker 1 at tcp://127\.0\.0\.1:1"):
@@ -118,7 +118,7 @@ def test_memory_that_cannot_be_opened_ends_with_a_remedy(make: Make) -> None:
     one, two = pair(make, use_memory=True)
     wrong = members([one, two])
     wrong[1] |= {"process": 99, "memory": wrong[1]["memory"] | {"nonce": "0" * 64}}
-    one.connect(2, wrong)
+    one.connect(wrong)
     assert one.has_broken()  # its worker may have died
     with pytest.raises(UsageError, match="memory of worker 1 cannot be opened on this host: give --same-host socket"):
         one.memory_of(1)
@@ -159,11 +159,11 @@ def test_a_peer_that_ends_as_it_is_dropped_stops_nobody(make: Make, monkeypatch:
     """libzmq's thread would wait for ever to report the end, and the worker could neither send nor receive again."""
     meshes = [make(worker) for worker in range(3)]
     everyone = members(meshes)
-    meshes[0].connect(1, everyone)
+    meshes[0].connect(everyone)
     for other in (1, 2):
         meshes[0].send(other, GradientPiece(1, 5, 0, in_memory=True), b"", b"")
         first_message(meshes[other])
     end_peer_at_close(meshes[1].context, monkeypatch)
-    meshes[0].connect(2, [everyone[0], None, everyone[2]])
+    meshes[0].connect([everyone[0], None, everyone[2]])
     meshes[0].send(2, GradientPiece(2, 6, 0, in_memory=True), b"", b"")
     assert first_message(meshes[2])[0] == GradientPiece(2, 6, 0, in_memory=True)

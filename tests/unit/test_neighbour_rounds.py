@@ -129,7 +129,7 @@ class Host:
         NeighbourReplica._mix(replica, others)
 
     # NeighbourLinks
-    def connect(self, number: int, members: Sequence[Mapping[str, Any] | None]) -> None:
+    def connect(self, members: Sequence[Mapping[str, Any] | None]) -> None:
         self.peers = {worker: member["process"] for worker, member in enumerate(members) if member}
 
     def send(self, worker: int, message: Message, *bodies: Body) -> None:

@@ -31,7 +31,7 @@ class Wire:
         self.pieces: list[Vector | None] = []  # of the memory of any other worker, in the order of looks
         self.marks: list[tuple[int, int]] = []
 
-    def connect(self, number: int, members: Any) -> None: ...
+    def connect(self, members: Any) -> None: ...
 
     def send(self, worker: int, message: Message, *bodies: Body) -> None:
         self.sent.append((worker, message, bodies))

@@ -90,7 +90,7 @@ class Host:
         )  # fmt: skip
 
     # Links
-    def connect(self, number: int, members: Sequence[Mapping[str, Any]]) -> None:
+    def connect(self, members: Sequence[Mapping[str, Any]]) -> None:
         self.peers = [member["process"] for member in members]
 
     def send(self, worker: int, message: Message, *bodies: Body) -> None:

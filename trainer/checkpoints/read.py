@@ -63,22 +63,13 @@ def read_slice(place: Place, version: int, generation: int, listing: Listing) ->
     return StoredSlice(place, numbers["begin"], numbers["end"], numbers["total"], states // slots, header, slots)
 
 
-def read_slices(root: Place, version: int) -> tuple[RunState, list[StoredSlice]]:
-    """Open the state and all slices of a checkpoint, and check that they fit together. O(servers). Raises DataError."""
-    listing = list_folder(folder_of(root, version))
-    state = _state(root, version, listing)
-    return state, _slices(root, state, listing)
+def slices_of(root: Place, state: RunState, listing: Listing | None = None) -> list[StoredSlice]:
+    """Open the slices of the checkpoint with a given state; check that together they cover the flat vector once.
 
-
-def slices_of(root: Place, state: RunState) -> list[StoredSlice]:
-    """Open the slices of the checkpoint with a given state. Raises DataError."""
-    return _slices(root, state, list_folder(folder_of(root, state.version)))
-
-
-def _slices(root: Place, state: RunState, listing: Listing) -> list[StoredSlice]:
-    """Open the slices of a checkpoint; check that together they cover the flat vector once. Raises DataError."""
+    O(servers). Raises DataError. listing: of its folder, if known."""
     folder = folder_of(root, state.version)
-    slices = [read_slice(folder / name, state.version, state.generation, listing) for name in _slice_names(state)]
+    inside = listing or list_folder(folder)
+    slices = [read_slice(folder / name, state.version, state.generation, inside) for name in _slice_names(state)]
     at = 0
     for part in slices:
         parameters = min(max(state.num_parameters - part.begin, 0), part.end - part.begin)
@@ -95,7 +86,9 @@ def read_slice_range(root: Place, version: int, begin: int, end: int) -> tuple[F
 
     Any number of servers may have written the checkpoint. Only the range is read. Raises DataError, and ValueError for
     a range outside the vector."""
-    state, slices = read_slices(root, version)
+    listing = list_folder(folder_of(root, version))
+    state = _state(root, version, listing)
+    slices = slices_of(root, state, listing)
     if not 0 <= begin <= end <= state.total:
         raise ValueError(f"[{begin}, {end}) is no range of {state.total} elements")
     values = np.concatenate([part.values(begin, end) for part in slices])
@@ -176,7 +169,7 @@ def newest_state(root: Place, *, verify: bool = False, warn: Callable[[str], Non
         try:
             inside = list_folder(folder_of(root, version))
             state = _finished_state(root, version, generations, inside)
-            if state and (not verify or _slices(root, state, inside)):
+            if state and (not verify or slices_of(root, state, inside)):
                 return state
         except DataError as error:
             if warn:
@@ -251,7 +244,7 @@ def _finished_state(root: Place, version: int, generations: Generations, listing
 def is_sound(root: Place, state: RunState, listing: Listing | None = None) -> bool:
     """Return whether the slices of a checkpoint are undamaged. listing: of its folder, if known."""
     try:
-        return bool(_slices(root, state, listing) if listing else slices_of(root, state))
+        return bool(slices_of(root, state, listing))
     except DataError:
         return False
 

@@ -16,8 +16,7 @@ class Clocks:
 
     def put(self, worker: int, clock: int) -> None:
         """Add a worker at a clock, or move it there."""
-        if worker in self._clock:
-            self.remove(worker)
+        self.remove(worker)
         self._clock[worker] = clock
         workers = self._workers.get(clock)
         if workers is None:

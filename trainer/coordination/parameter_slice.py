@@ -121,7 +121,7 @@ class ParameterSlice:
         return rate * scale
 
     def _step(self, span: slice, update: Vector) -> None:
-        """Apply an update to a span of the parameters, as Momentum says. The look-ahead rule overwrites ``update``."""
+        """Apply an update to a span of the parameters, as Momentum says. Rules with ``at_once`` overwrite ``update``."""
         momentum = self.momentum[span]
         values = self.values[span]
         momentum *= self.rule.decay

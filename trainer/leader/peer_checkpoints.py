@@ -154,13 +154,11 @@ class PeerCheckpoints:
         cohort = self.config.cohorts.present
         return version not in self.given_up and is_due(version, cohort, self._steps_per_epoch, self._steps, self.extra)
 
-    def give_up(self, version: int) -> bool:
-        """Do without a checkpoint, and return True; False for the end of the run, which cannot do without."""
-        if version >= self._steps:
-            return False
-        self.given_up.add(version)
-        self._pending.pop(version, None)
-        return True
+    def give_up(self, version: int) -> None:
+        """Do without a checkpoint, unless it is the end of the run, which cannot do without."""
+        if version < self._steps:
+            self.given_up.add(version)
+            self._pending.pop(version, None)
 
     def put(
         self, version: int, worker: int, values: Float32s, momentum: Float32s, now: float, link_free: float
@@ -186,9 +184,6 @@ class PeerCheckpoints:
     def pending(self) -> tuple[int, ...]:
         """Return the versions of checkpoints that are not complete."""
         return tuple(self._pending)
-
-    def is_pending(self, version: int) -> bool:
-        return version in self._pending
 
     def has(self, version: int, worker: int) -> bool:
         """Return whether a worker's model of a version that is not complete is here."""

@@ -165,7 +165,7 @@ class PeerTraining:
                 self.gossip.count(self.progress)  # before the checkpoint of this version
             self._sent_bytes += self._sent_in.pop(version - 1, 0)
             self.journal.note(self.progress.boundary, now)
-            if self.checkpoints.is_pending(version):
+            if version in self.checkpoints.pending:
                 self._write(now)
                 has_begun_one = True
         return has_begun_one

@@ -202,7 +202,7 @@ class RoundsLeader(Leader):
         if not self.training:
             return  # the checkpoint cannot be read now; the tick tries again
         coordinator = self.training.coordinator
-        self._send_view(None if version < 0 else source, now)
+        self._send_view(None if version < 0 else source)
         for worker in range(self.facts.num_workers):
             coordinator.join(0, worker, self.number, now)
             coordinator.alive(worker, self.number, now)  # it may have joined long ago, and waited for a checkpoint
@@ -210,7 +210,7 @@ class RoundsLeader(Leader):
         for snapshot in self._orders:
             self._request_write(snapshot)
 
-    def _send_view(self, source: int | None, now: float) -> None:
+    def _send_view(self, source: int | None) -> None:
         """Send the view to all members. source: the worker that has the model to begin with; None: the checkpoint's."""
         assert self.training
         position = self.training.coordinator.budget.position

@@ -82,14 +82,9 @@ def check_network(config: Config, network: NetworkAndTask, shards: Shards, num_w
     check_sampler(config, shards, num_workers, targets=network.targets)
 
 
-def check_normalisation(
-    config: Config, network: NetworkAndTask, shards: Shards, num_workers: int | None = None
-) -> None:
-    """Raise UsageError if a worker's smallest batch has too few values for BatchNorm.
-
-    num_workers: number of workers (default: the number of shards)."""
-    workers = num_workers or shards.num_workers
-    examples = smallest_pass(config, workers, shards.ratios_of(workers))
+def check_normalisation(config: Config, network: NetworkAndTask, shards: Shards, num_workers: int) -> None:
+    """Raise UsageError if a worker's smallest batch has too few values for BatchNorm. num_workers: workers of the run."""
+    examples = smallest_pass(config, num_workers, shards.ratios_of(num_workers))
     if normalises(network.model, shards.shape, examples):
         return
     instead = "--norm group" if hasattr(config.model, "norm") else "a model without BatchNorm"
@@ -99,7 +94,7 @@ def check_normalisation(
             f"--model {config.model.name} has BatchNorm, which cannot normalise a single example, and --sampling"
             f" {config.sampler.name} draws mini-batches of 1 example too: give --sampling shuffle, or {instead}"
         )
-    # Hence the factor 2 below: two examples have a variance even with one value per channel.
+    # Twice as many below, because two examples have a variance even with one value per channel.
     parts = config.protocol.parts_of_a_step()
     batch_name = "micro-batch" if parts > 1 else "mini-batch"
     if 0 < config.data.gossip < 2 * parts:
@@ -109,7 +104,7 @@ def check_normalisation(
         )
     raise UsageError(
         f"--model {config.model.name} has BatchNorm, which cannot normalise the {examples} example of a worker's smallest"
-        f" {batch_name}: give --batch-size {2 * parts * workers} or more, or {instead}"
+        f" {batch_name}: give --batch-size {2 * parts * num_workers} or more, or {instead}"
     )
 
 

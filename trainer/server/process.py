@@ -266,7 +266,7 @@ class Server:
         Args:
             identity: the sender's connection, to which replies go.
             message: the head.
-            first, last: the first and the last body. Only a Push has two; otherwise both are the same.
+            first, last: the first and the last body. A Push and a PeerJoin have two; otherwise both are the same.
         Raises:
             MalformedMessageError: the message is invalid, or only server 0 may get it.
         """

@@ -63,7 +63,7 @@ class MarkedMemory:
 
 
 class Mesh:
-    """A worker's connections to the other workers of its view; implements trainer.worker.replica.Links.
+    """A worker's connections to the other workers of its view; implements trainer.worker.replica_links.Links.
 
     Args:
         context: of the sockets.
@@ -114,12 +114,12 @@ class Mesh:
             "memory": self._own.handle() if self._own else {},
         }
 
-    def connect(self, number: int, members: Sequence[Mapping[str, Any] | None]) -> None:
+    def connect(self, members: Sequence[Mapping[str, Any] | None]) -> None:
         """Connect to the members of a view, and drop the connections to processes that they have replaced.
 
         Raises MalformedMessageError for an invalid handle to memory.
 
-        number: of the view. members: by worker; None for a worker to which no connection is needed."""
+        members: by worker; None for a worker to which no connection is needed."""
         for worker, member in enumerate(members):
             if worker == self.worker:
                 continue
@@ -200,8 +200,6 @@ def _own_address(leader: str) -> str:
     """Return the address at which this worker listens: private if server 0's is, or else on the network to it."""
     if PRIVATE.fullmatch(leader):
         return f"ipc://@trainer-worker-{secrets.token_hex(8)}"
-    if leader.startswith("ipc://"):
-        raise ValueError(leader)
     return f"tcp://{bracketed(interface_towards(leader)[1])}:0"
 
 

@@ -3,7 +3,8 @@
 The worker owns a sealed anonymous file, which a server opens through /proc. It has no name, so that nothing is left
 behind however the processes end. Messages through pipes or sockets transfer ownership of the memory: the worker
 writes ``pushed`` before it pushes and touches neither vector until all servers have replied; a server writes its range
-of ``pulled`` before it replies. A worker that dies can therefore never block a server."""
+of ``pulled`` before it replies. A worker that dies can therefore never block a server.
+Workers of an all-reduce share theirs with each other, by the marks of trainer.transport.mesh."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Sender(Protocol):
 
 
 class TorchCollective:
-    """Adds up the gradients of each round by torch.distributed; implements trainer.worker.replica.Collective.
+    """Adds up the gradients of each round by torch.distributed; implements trainer.worker.replica_links.Collective.
 
     Args:
         mesh: sends messages to the members of the newest view.

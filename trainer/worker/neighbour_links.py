@@ -12,8 +12,8 @@ from trainer.transport.messages.heads import Body, Message
 class NeighbourLinks(Protocol):
     """The connections of a worker to its neighbours."""
 
-    def connect(self, number: int, members: Sequence[Mapping[str, Any] | None]) -> None:
-        """Connect to the neighbours of a view, and drop all other connections. number: of the view."""
+    def connect(self, members: Sequence[Mapping[str, Any] | None]) -> None:
+        """Connect to the neighbours of a view, and drop all other connections."""
         ...
 
     def send(self, worker: int, message: Message, *bodies: Body) -> None: ...

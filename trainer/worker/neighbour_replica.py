@@ -218,7 +218,7 @@ class NeighbourReplica:
         partners = self._partners.union(newcomers.values())
         workers = range(self.facts.num_workers)
         present = [members.get(other) if other in partners else None for other in workers]
-        self.links.connect(view.number, [entry.to_links() if entry else None for entry in present])
+        self.links.connect([entry.to_links() if entry else None for entry in present])
         if self._early:
             self.take(*self._early)
         self._hand_over()

@@ -157,12 +157,12 @@ class Replica:
             return None
         return RoundReport(self.worker, self.process, self.number, self.reached), pack_rounds(self.history.rounds)
 
-    def leave(self, number: int) -> bool:
+    def leave(self, number: int) -> None:
         """Leave the view that has been adopted, as a Regroup of a later number demands; the worker then asks to join.
 
-        Returns False if ``number`` is outdated. number: of the Regroup."""
+        An outdated ``number`` changes nothing. number: of the Regroup."""
         if number < self.number or number <= self._joined:
-            return False
+            return
         self.number = number
         self._restore_statistics()
         self.phase = Phase.OUTSIDE
@@ -176,7 +176,6 @@ class Replica:
         self.links.offer_piece(0, 0)
         self.links.offer_sum(0, 0)
         self._early = [early for early in self._early if early[0].number >= number]
-        return True
 
     def holding(self) -> dict[str, Any]:
         """Return the versions of this worker's snapshots, for its join request."""
@@ -211,7 +210,7 @@ class Replica:
         self._clear_round()
         self.history.rounds = []  # server 0 has all up to the version of the view
         self.has_diverged = False
-        self.links.connect(view.number, members)
+        self.links.connect(members)
         if self.collective:
             self.collective.open(view.number, members)
         self.budget = self._budget(Position(view.version, details["accepted"], details["examples"]), details["until"])

@@ -23,7 +23,7 @@ class SharedRange(Protocol):
 class Links(Protocol):
     """The connections of a worker, and the memory that it shares with workers of its host."""
 
-    def connect(self, number: int, members: Sequence[Mapping[str, Any]]) -> None:
+    def connect(self, members: Sequence[Mapping[str, Any]]) -> None:
         """Connect to the members of a view, and drop the connections to processes that they have replaced."""
         ...
 

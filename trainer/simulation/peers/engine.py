@@ -537,7 +537,7 @@ class PeerEngine:
                 self.queue.put(self.now, worker, PeerEventKind.BEGIN)
             self.sent_bytes += self.sent_in.pop(version - 1, 0)
             self.journal.note(self.progress.boundary, self.now)
-            if not self.checkpoints.is_pending(version):
+            if version not in self.checkpoints.pending:
                 continue
             # Before the checkpoint, so that the log of a run that resumes from it has all earlier pushes.
             self.journal.write_pushes()
