@@ -7,9 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from typing import Any
 
+import obstore
 import pytest
+from obstore.exceptions import GenericError
+from obstore.store import MemoryStore
 
+from pipeline.core.storage import objects
 from pipeline.core.storage.claim import claim
 from pipeline.core.storage.retries import with_retries
 from pipeline.core.storage.store import Store
@@ -107,6 +112,26 @@ def test_faults_leave_one_owner_whom_all_know(with_draft: bool, unread: int) -> 
             answers.append(with_retries(claim)(store, "record", store.stored[name], staged=staged))
         assert answers == [b"1", b"1"], faults
         assert store.stored["record"] == b"1"
+
+
+@pytest.mark.parametrize("failing", ["put", "get"])
+def test_a_failed_claim_keeps_anothers_object(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claimant whose conditional PUT, or whose look at the object that refused it, fails once in the store."""
+    monkeypatch.setattr(objects, "client_of", lambda root, conf: (MemoryStore(), "memory"))
+    path = f"s3://claims-{failing}/record"
+    assert claim(STORE, path, b"one") == b"one"
+    answer = getattr(obstore, failing)
+    errors = [GenericError("503 SlowDown")]
+
+    def fail_once(*args: Any, **options: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return answer(*args, **options)
+
+    monkeypatch.setattr(obstore, failing, fail_once)
+    assert claim(STORE, path, b"two") == b"one"
+    assert not errors
+    assert STORE.read(path) == b"one"
 
 
 def test_an_error_that_wrote_nothing_is_raised() -> None:

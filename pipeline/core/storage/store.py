@@ -133,7 +133,7 @@ class Store:
         return self.files(uri).create(uri)
 
     def write_new(self, uri: str, data: bytes) -> None:
-        """Write a new file; transient errors are retried. Raises FileExistsError."""
+        """Write a new file, which no other process writes; transient errors are retried. Raises FileExistsError."""
 
         def write() -> None:
             """Write the file once; delete a partial file before a retry."""
@@ -161,8 +161,10 @@ class Store:
         """Create a file atomically. Costs the same as ``replace``. Raises FileExistsError.
 
         If the answer is lost, the file may be there although this raises: see claim.py."""
-        if isinstance(self.files(uri), ObjectFiles):
-            return self.write_new(uri, data)
+        files = self.files(uri)
+        if isinstance(files, ObjectFiles):
+            # Not ``write_new``: it deletes the object before a retry, which may be that of another process.
+            return with_retries(files.put_new)(uri, data)
         self._write_staged(uri, data, lambda draft: self.rename(draft, uri))
 
     def _write_staged(self, uri: str, data: bytes, place: Callable[[str], None]) -> None:
