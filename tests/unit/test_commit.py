@@ -482,6 +482,18 @@ def test_a_version_under_another_name_is_no_version(tmp_path: Path, name: str) -
         open_committed(STORE, str(tmp_path / "set"))
 
 
+@pytest.mark.parametrize("version", [1, None])
+def test_a_manifest_of_another_version_is_refused(tmp_path: Path, version: int | None) -> None:
+    """manifest.json was overwritten with it for ever, as it stayed older than the version."""
+    commit(STORE, tmp_path, "a", 1)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    del manifest["version"]
+    own = {} if version is None else {"version": version}
+    (tmp_path / "_manifests" / "000002.json").write_text(json.dumps(manifest | own))
+    with pytest.raises(DataError, match=r"000002.json is damaged: its version is [01], not 2; restore it"):
+        leftovers(STORE, str(tmp_path))
+
+
 def test_links_in_an_output_are_not_followed(tmp_path: Path) -> None:
     """Links in an output are neither followed nor taken for an empty folder."""
     output, elsewhere = tmp_path / "o", tmp_path / "elsewhere"

@@ -66,8 +66,14 @@ def read_committed(store: Store, uri: str) -> ShardSet | None:
         newest = versions_in_use(store, uri).newest
         if newest <= (copy.manifest.version if copy else 0):
             return copy
-        if shards := _read(store, uri, path_of("", newest).lstrip("/")):
-            return shards  # otherwise a newer version has replaced it meanwhile
+        name = path_of("", newest).lstrip("/")
+        shards = _read(store, uri, name)
+        if shards is None:
+            continue  # a newer version has replaced it meanwhile
+        # manifest.json would stay older than this version, however often it is copied there.
+        if shards.manifest.version != newest:
+            raise _damaged(f"{uri}/{name}", f"its version is {shards.manifest.version}, not {newest}")
+        return shards
 
 
 def _read(store: Store, uri: str, name: str) -> ShardSet | None:
@@ -90,9 +96,11 @@ def _read(store: Store, uri: str, name: str) -> ShardSet | None:
     try:
         return ShardSet(store, uri, Manifest.from_json(values))
     except ValueError as fault:
-        raise DataError(
-            f"{uri}/{name} is damaged: {fault}; restore it, or move the folder away and make the set again"
-        ) from None
+        raise _damaged(f"{uri}/{name}", str(fault)) from None
+
+
+def _damaged(path: str, fault: str) -> DataError:
+    return DataError(f"{path} is damaged: {fault}; restore it, or move the folder away and make the set again")
 
 
 def open_committed(store: Store, uri: str) -> ShardSet:
