@@ -31,7 +31,8 @@ from pipeline.input.dataset import Block, Dataset
 from pipeline.input.formats import Columns, DataFile
 from pipeline.input.formats.base import block_rows
 
-WINDOW_ROWS = 1000  # rows per worker in a window, so that about one row group of every file is in memory
+WINDOW_ROWS = 1000  # rows per worker in a window, at most
+WINDOW_BYTES = 256 << 20  # images of a window, at most: about one row group of every file
 MOST_OPEN = 64  # files that a task keeps open; further files are reopened for each window
 
 
@@ -73,6 +74,8 @@ class CommittedDataset(Dataset):
         The files of all workers are merged by id, one window at a time; row groups outside of the window are skipped.
         Raises DataError if an id is missing or occurs twice."""
         window = WINDOW_ROWS * self.num_workers
+        if images:
+            window = max(1, min(window, WINDOW_BYTES // self.record_bytes))
         for chunk, (first, last) in enumerate(self.chunks):
             low = max(start, first)
             high = min(stop, last)

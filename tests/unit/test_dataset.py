@@ -15,11 +15,15 @@ import pytest
 from PIL import Image
 
 from pipeline.core.errors import DataError, UsageError
+from pipeline.core.shardset.manifest import open_committed
 from pipeline.core.storage.store import Store
+from pipeline.input import committed
+from pipeline.input.committed import ShardReader, committed_dataset
 from pipeline.input.dataset import discover, ranges, serial
 from pipeline.input.formats.cifar_pickle import load
 from pipeline.input.read_options import ReadOptions
 from pipeline.input.scan import scan
+from tests.campaigns.fuzz_kinds import CHUNKS, make_set
 from tests.conftest import make_rows, write_binary, write_pickles
 from tests.support.tiers import only
 
@@ -405,3 +409,22 @@ def test_a_file_that_is_still_being_copied_is_refused(tmp_path: Path) -> None:
         DataError, match=r"data_batch_3.bin._COPYING_ is being copied there; wait until the copy is complete"
     ):
         discover(STORE, str(tmp_path / "d"), run=serial)
+
+
+def test_a_window_of_a_set_holds_a_bounded_size_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_set(tmp_path)
+    dataset = committed_dataset(open_committed(STORE, str(tmp_path)))
+    windows = []
+
+    def record_window(self: ShardReader, begin: int, end: int, images: bool) -> pa.Table:
+        windows.append((images, end - begin))
+        return owners(self, begin, end, images)
+
+    owners = ShardReader.owners
+    monkeypatch.setattr(ShardReader, "owners", record_window)
+    monkeypatch.setattr(committed, "WINDOW_BYTES", 7 * dataset.record_bytes)
+    for images in (True, False):
+        ids = [block.ids for block in dataset.read(0, dataset.rows, images=images)]
+        assert np.array_equal(np.concatenate(ids), np.arange(dataset.rows))
+    assert max(rows for images, rows in windows if images) == 7
+    assert max(rows for images, rows in windows if not images) == max(high - low for low, high in CHUNKS)
