@@ -264,6 +264,15 @@ def test_cifar100_has_no_other_columns(files: dict[str, Path], name: str) -> Non
         discover(STORE, str(files[name]), run=serial, read_options=ReadOptions(image_column="data"))
 
 
+@pytest.mark.parametrize("pixels", [768, 1024])
+def test_an_archive_of_other_images_is_one_line(pixels: int, tmp_path: Path) -> None:
+    write_archive(tmp_path / "train", LABELS[:12], IMAGES[:12, :pixels])
+    with pytest.raises(DataError, match=f"rows of {pixels} pixels are not 3x32x32 images; extract it"):
+        discover(STORE, str(tmp_path / "train"), run=serial)
+    with pytest.raises(DataError, match="holds 3x32x32 images, not --image-shape 3x16x16; leave it out, or extract it"):
+        discover(STORE, str(tmp_path / "train"), run=serial, read_options=ReadOptions(shape=(3, 16, 16)))
+
+
 def test_every_format_has_a_writer_here() -> None:
     folders = {name for name, kind in FORMATS.items() if kind.reads_folders}  # tests/unit/test_image_folder.py
     assert WRITERS.keys() == FORMATS.keys() - folders, "a new format needs a line in WRITERS"

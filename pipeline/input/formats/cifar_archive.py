@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import ClassVar
@@ -43,6 +44,10 @@ class CifarArchive(CifarColumns):
 
     def survey_rows(self, store: Store, file: FileInfo, options: ReadOptions) -> tuple[DataFile, Layout]:
         """Return the rows and layout of one side of an archive, which is read whole. Raises DataError."""
+        # A declared size must not be ignored in silence.
+        if options.shape and options.shape != CIFAR_SHAPE:
+            size = "x".join(map(str, options.shape))
+            raise DataError(f"{file.path} holds 3x32x32 images, not --image-shape {size}; leave it out, or extract it")
         split = "test" if options.evaluation else "train"
         is_coarse = options.label_column == COARSE
         columns, names = _read(store, file.path, split, is_coarse)
@@ -103,7 +108,14 @@ def _read(store: Store, path: str, split: str, is_coarse: bool = False) -> tuple
 def _columns(data: bytes, place: str) -> Columns:
     """Return the rows of one batch. Raises DataError for a damaged one."""
     if not place.endswith(".bin"):
-        return columns_of(data, place)
+        columns = columns_of(data, place)
+        assert columns.images is not None, "columns_of"
+        pixels = columns.images.shape[1]
+        if pixels != math.prod(CIFAR_SHAPE):
+            raise DataError(
+                f"{place}: rows of {pixels} pixels are not 3x32x32 images; extract it, and declare --image-shape"
+            )
+        return columns
     # Names tell the layouts apart: CIFAR-100 has a file per side.
     kind: FixedRecords = Cifar10Binary() if "_batch" in place.rpartition(" ")[2] else Cifar100Binary()
     size = kind.record_bytes(None)
