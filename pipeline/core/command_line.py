@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from pipeline.core import console
 from pipeline.core.argparse_internals import FlagGroup, HelpFormatter, ListedParser, is_repeatable, is_switch
@@ -194,7 +194,7 @@ def parse(flags: Parser, argv: Sequence[str] | None = None) -> argparse.Namespac
     file of --config too. Raises UsageError for unknown keys or values of another type."""
     argv = list(sys.argv[1:] if argv is None else argv)
     built_in = {action.dest: action.default for action in flags.actions}
-    early, _ = _config_only().parse_known_args(argv)
+    early, _ = _config_only(flags.prog).parse_known_args(argv)
     # Before anything can fail, so that an error is a line of the format too.
     console.choose_format(early.log_format if early.log_format in console.FORMATS else console.TEXT)
     path = early.config or CONF / f"{flags.conf}.toml"
@@ -299,11 +299,11 @@ def add_log_format_flag(flags: FlagGroup) -> None:
     )
 
 
-def _config_only() -> Parser:
+def _config_only(prog: str) -> Parser:
     """Return a parser of --config, which sets the defaults of all other flags, and of --log-format, the form of errors.
 
-    Both are read before the other flags."""
-    early = Parser(add_help=False)
+    Both are read before the other flags. prog: the command, whose --help error lines name."""
+    early = Parser(prog, add_help=False)
     early.add_argument("--config", type=Path)
     early.add_argument("--log-format")
     return early
@@ -375,13 +375,14 @@ def execute(
     debug = "--debug" in sys.argv
     try:
         code = main()
-        sys.stdout.flush()  # here, where its errors are still caught
+        if sys.stdout:  # None if the program was started without one
+            sys.stdout.flush()  # here, where its errors are still caught
     except JobError as error:
         code = _fail(str(error), error.exit_code, debug)
     except KeyboardInterrupt:
         code = _fail(f"interrupted; {interrupted}", 1, debug)
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and _output_is_closed():
+        if isinstance(error, BrokenPipeError) and sys.stdout and _output_is_closed():
             code = BROKEN_PIPE
         elif _follows_interrupt(error):
             code = _fail(f"interrupted; {interrupted}", 1, debug)
@@ -390,8 +391,12 @@ def execute(
         else:
             line, code = cause(error)
             code = _fail(line, code, debug)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for output in (sys.stdout, sys.stderr):
+        try:
+            if output:
+                output.flush()
+        except OSError:  # of a full disk, and reported above
+            _discard(output)
     # A thread of a native client that returns during Python's shutdown would abort the process.
     if retries.has_abandoned_threads():
         os._exit(code)
@@ -415,9 +420,14 @@ def _output_is_closed() -> bool:
     poll = select.poll()
     poll.register(sys.stdout, select.POLLOUT)
     is_closed = any(event & select.POLLERR for _, event in poll.poll(0))
-    if is_closed:  # Python's own flush at exit would fail again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if is_closed:
+        _discard(sys.stdout)
     return is_closed
+
+
+def _discard(output: TextIO) -> None:
+    """Discard all that is and will be written to an output, so that Python's own flush at exit does not fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
 
 
 def _fail(line: str, code: int, debug: bool) -> int:

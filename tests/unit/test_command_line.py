@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 from py4j.protocol import Py4JError
@@ -13,7 +14,7 @@ from pyspark import SparkContext
 
 from pipeline import __main__ as pipeline_commands
 from pipeline import entry
-from pipeline.core.command_line import CONF, Parser, as_typed, execute, parser
+from pipeline.core.command_line import CONF, Parser, as_typed, execute, parse, parser
 from pipeline.core.errors import UsageError
 from pipeline.runs.flags import shard_parser
 from pipeline.spark.jvm import start_jvm
@@ -60,6 +61,11 @@ def test_a_typing_error_is_answered_with_what_was_meant(
         make().parse_args([*required, *argv] if argv[0] != "--imput" else [*required, "--strategy", "random", *argv])
     assert advice in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_config_without_a_file_names_the_help_of_the_command() -> None:
+    with pytest.raises(UsageError, match=r"--config: expected one argument; see python -m pipeline formats --help$"):
+        parse(parser("python -m pipeline formats", None, ""), ["--config"])
 
 
 def test_a_misspelt_required_flag_is_recognised() -> None:
@@ -132,6 +138,19 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "line"), [("/dev/full", 1, "error: [Errno 28] No space left on device\n"), (None, 0, "")]
+)
+def test_a_full_or_missing_output_ends_without_a_trace(
+    path: str | None, code: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with nullcontext() if path is None else open(path, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        with pytest.raises(SystemExit) as end:
+            execute(lambda: print("a line") or 0, interrupted="run it again")
+    assert (end.value.code, capsys.readouterr().err) == (code, line)
 
 
 @pytest.mark.parametrize(
