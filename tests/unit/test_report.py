@@ -19,6 +19,7 @@ from scipy.spatial.distance import jensenshannon
 from scipy.stats import entropy
 
 from pipeline.core.errors import DataError
+from pipeline.core.reporting.plots import style
 from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.shardset.parts import Input, Neighbourhood
@@ -375,9 +376,10 @@ def test_figures_name_classes_where_names_fit() -> None:
             (names[:9], numbers),
             (["a long name " * 3] * 10, numbers),
             (["\u732b", *names[1:]], numbers),  # no letter of the font
-            (["a$^$", *names[1:]], [r"a\$^\$", *names[1:]]),
+            (["a$^$", *names[1:]], ["a$^$", *names[1:]]),
         ):
-            figure = draw(table, given)
-            figure.savefig(io.BytesIO(), format="svg")
+            with style():
+                figure = draw(table, given)
+                figure.savefig(io.BytesIO(), format="svg")
             ax = figure.axes[0]
             assert ax.xaxis.get_major_formatter().format_ticks(ax.get_xticks().tolist()) == shown

@@ -338,7 +338,7 @@ def test_the_final_classes_are_shown_by_their_names() -> None:
     }
     assert "least for cat (75.00%), most for a $1 dog (100.00%)" in describe_classes(summary)
     assert "least for 0 (75.00%), most for 1 (100.00%)" in describe_classes(summary | {"class_names": []})
-    assert ticks_of(counts, ["cat", "a $1 dog"]) == [["cat", r"a \$1 dog"]] * 2
+    assert ticks_of(counts, ["cat", "a $1 dog"]) == [["cat", "a $1 dog"]] * 2
     assert ticks_of(counts, ["cat"])[0] == ticks_of(counts, [])[0], "numbers, because a class has no name"
 
 

@@ -81,7 +81,7 @@ def draw(runs: Sequence[Measurements], goals: Goals, *, unit_of_time: str) -> by
     """Return the figure as PNG: curves over training time; throughput, staleness and traffic by run.
 
     unit_of_time: such as "second" or "virtual second"."""
-    labels = [run.label.replace("$", r"\$") for run in runs]  # between two, matplotlib reads a formula
+    labels = [run.label for run in runs]
     line_styles = [
         {"color": PALETTE[at % len(PALETTE)], "ls": LINES[at // len(PALETTE) % len(LINES)]} for at in range(len(runs))
     ]

@@ -136,8 +136,7 @@ def drawable_names(classes: Sequence[int], names: Sequence[str]) -> list[str]:
     font = get_font(findfont(FontProperties()))
     if not all(labels) or not all(font.get_char_index(ord(letter)) for label in labels for letter in label):
         return []
-    # Between two dollar signs matplotlib reads a formula.
-    return [label.replace("$", r"\$") for label in labels]
+    return labels
 
 
 def name_rows(ax: Any, names: Sequence[str]) -> None:
