@@ -131,7 +131,7 @@ def test_a_store_that_ignores_the_condition_of_a_put_is_found_out() -> None:
 def test_hadoops_settings_say_where_a_bucket_is_and_its_own_win() -> None:
     conf = {
         "fs.s3a.endpoint": "minio:9000",
-        "fs.s3a.connection.ssl.enabled": "false",
+        "fs.s3a.connection.ssl.enabled": "False",
         "fs.s3a.access.key": "all",
         "fs.s3a.bucket.mine.access.key": "mine",
         "fs.s3a.secret.key": "s",
@@ -145,7 +145,7 @@ def test_hadoops_settings_say_where_a_bucket_is_and_its_own_win() -> None:
     assert s3a_settings("other", conf)["access.key"] == "all"
     assert s3_config({"endpoint": "s3.amazonaws.com"}) == {}  # Hadoop's default, which knows one region
     assert s3_config({"endpoint": "e"}) == {"endpoint": "https://e"}
-    assert s3_config({"path.style.access": "false"}) == {"virtual_hosted_style_request": True}
+    assert s3_config({"path.style.access": "FALSE"}) == {"virtual_hosted_style_request": True}
     assert s3_config({"aws.credentials.provider": "org.x.AnonymousAWSCredentialsProvider"}) == {"skip_signature": True}
 
 

@@ -98,6 +98,7 @@ def test_a_proxy_and_its_login() -> None:
     login = {"proxy.username": "me", "proxy.password": "a/b@c"}
     assert proxy_config(settings | login) == {"proxy_url": "http://me:a%2Fb%40c@p:3128"}
     assert proxy_config({"proxy.host": "p"}) == {"proxy_url": "http://p:443"}
+    assert proxy_config({"proxy.host": "p", "connection.ssl.enabled": "False"}) == {"proxy_url": "http://p:80"}
     assert proxy_config({}) == {}
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from pipeline.core.errors import UsageError
 
 
-def read_site(text: str) -> dict[str, str]:
-    """Parse the properties of a Hadoop ``*-site.xml``."""
-    root = ElementTree.fromstring(text)
+def read_site(content: bytes) -> dict[str, str]:
+    """Parse the properties of a Hadoop ``*-site.xml``, in the encoding that it declares."""
+    root = ElementTree.fromstring(content)
     properties = {p.findtext("name", "").strip(): p.findtext("value", "").strip() for p in root.iter("property")}
     return {name: value for name, value in properties.items() if name}
 
@@ -23,8 +23,8 @@ def hadoop_conf(folder: str) -> dict[str, str]:
         path = Path(folder) / name
         if folder and path.is_file():
             try:
-                conf |= read_site(path.read_text())
-            except ElementTree.ParseError as error:
+                conf |= read_site(path.read_bytes())
+            except (ElementTree.ParseError, LookupError, ValueError) as error:  # the latter two: an unknown encoding
                 raise UsageError(f"{path} is no Hadoop configuration: {error}") from error
     return conf
 

@@ -103,11 +103,12 @@ def s3_config(settings: Mapping[str, str]) -> S3Config:
     endpoint = settings.get("endpoint", "")
     # Hadoop's default endpoint is left out, so that obstore uses the endpoint of the bucket's region.
     if endpoint and not endpoint.endswith(HADOOPS_DEFAULT):
-        plain = settings.get("connection.ssl.enabled") == "false"
-        config["endpoint"] = endpoint if "://" in endpoint else f"{'http' if plain else 'https'}://{endpoint}"
+        config["endpoint"] = (
+            endpoint if "://" in endpoint else f"{'https' if _uses_tls(settings) else 'http'}://{endpoint}"
+        )
     if region := settings.get("endpoint.region"):
         config["region"] = region
-    if settings.get("path.style.access") == "false" and "endpoint" not in config:
+    if settings.get("path.style.access", "").lower() == "false" and "endpoint" not in config:
         config["virtual_hosted_style_request"] = True
     if "Anonymous" in settings.get("aws.credentials.provider", ""):
         config["skip_signature"] = True
@@ -121,6 +122,10 @@ def s3_config(settings: Mapping[str, str]) -> S3Config:
     return config
 
 
+def _uses_tls(settings: Mapping[str, str]) -> bool:
+    return settings.get("connection.ssl.enabled", "").lower() != "false"
+
+
 def proxy_config(settings: Mapping[str, str]) -> ClientConfig:
     """Return obstore's configuration of the proxy in a bucket's settings; empty without a proxy."""
     host = settings.get("proxy.host", "")
@@ -130,7 +135,7 @@ def proxy_config(settings: Mapping[str, str]) -> ClientConfig:
     user, password = (quote(settings.get(f"proxy.{name}", ""), safe="") for name in ("username", "password"))
     login = f"{user}:{password}@" if user else ""
     # As in Hadoop, the default port follows from the protocol of the endpoint.
-    tls = not settings.get("endpoint", "").startswith("http://") and settings.get("connection.ssl.enabled") != "false"
+    tls = not settings.get("endpoint", "").startswith("http://") and _uses_tls(settings)
     port = settings.get("proxy.port") or ("443" if tls else "80")
     return {"proxy_url": f"{'https' if secure else 'http'}://{login}{host}:{port}"}
 
