@@ -285,7 +285,7 @@ def fetch(
         target.publish(lambda folder: extract(archive, source, folder))
     except OSError as error:
         raise JobError(
-            f"{error.filename or to}: {error.strerror or error}; free space or choose another --to"
+            f"{error.filename or to}: {error.strerror or error}; free space or choose another --to or --cache"
         ) from error
     return True
 

@@ -17,7 +17,7 @@ import pytest
 
 from pipeline.__main__ import main
 from pipeline.core.errors import DataError, JobError, UsageError
-from pipeline.core.storage.hadoop_conf import read_site, webhdfs_address
+from pipeline.core.storage.hadoop_conf import hadoop_conf, read_site, webhdfs_address
 from pipeline.core.storage.hdfs import PROXY_USER
 from pipeline.core.storage.http import ResumingDownloader, first_byte, validator
 from pipeline.core.storage.webhdfs import connect, user_name
@@ -357,6 +357,13 @@ def test_a_wrong_command_line_is_one_line_and_exit_2(
     assert error.count("\n") == 1
 
 
+def test_an_unusable_cache_is_one_line(mirror: Mirror, place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    file = place.cache.parent / "file"
+    file.touch()
+    assert run_command(mirror, place, "--cache", str(file / "cache")) == 1
+    assert "Not a directory; free space or choose another --to or --cache" in capsys.readouterr().err
+
+
 def test_an_unknown_data_set_is_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fetch", "cifar11", "--to", "x"]) == 2
     assert "invalid choice: 'cifar11'" in capsys.readouterr().err
@@ -442,8 +449,18 @@ def test_a_user_without_a_name_is_told_to_give_one(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_hadoop_site_file_is_read() -> None:
-    xml = "<configuration><property><name> a.b </name><value>1</value></property></configuration>"
-    assert read_site(xml) == {"a.b": "1"}
+    xml = "<configuration><property><name> a.b </name><value>\u00e9</value></property></configuration>"
+    assert read_site(xml.encode()) == {"a.b": "\u00e9"}
+    assert read_site(f'<?xml version="1.0" encoding="ISO-8859-1"?>{xml}'.encode("latin1")) == {"a.b": "\u00e9"}
+
+
+@pytest.mark.parametrize("encoding", ["UTF-8", "no-encoding", "gb2312"])
+def test_a_hadoop_file_that_cannot_be_decoded_is_one_line(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "core-site.xml").write_bytes(
+        f'<?xml version="1.0" encoding="{encoding}"?><a>\u00e9</a>'.encode("latin1")
+    )
+    with pytest.raises(UsageError, match=r"core-site\.xml is no Hadoop configuration"):
+        hadoop_conf(str(tmp_path))
 
 
 def test_an_absent_webhdfs_is_one_line(mirror: Mirror, tmp_path: Path) -> None:
