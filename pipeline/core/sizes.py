@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from pipeline.core.errors import UsageError
@@ -13,12 +14,13 @@ def parse_size(text: str, flag: str) -> int:
     """Return the bytes of a size such as 512M or 1.5GiB: K, M, G, T are powers of 1000, Ki, Mi, Gi, Ti of 1024.
 
     Raises UsageError for other text. flag: names it."""
-    match = _SIZE.fullmatch(text.strip())
-    if not match:
-        raise UsageError(f"{flag} {text!r} is no size, such as 512M or 2Gi")
-    number, unit, binary = match.groups()
-    factor = (1024 if binary else 1000) ** ("kmgt".index(unit.lower()) + 1) if unit else 1
-    return int(float(number) * factor)
+    if match := _SIZE.fullmatch(text.strip()):
+        number, unit, binary = match.groups()
+        factor = (1024 if binary else 1000) ** ("kmgt".index(unit.lower()) + 1) if unit else 1
+        size = float(number) * factor
+        if math.isfinite(size):
+            return int(size)
+    raise UsageError(f"{flag} {text!r} is no size, such as 512M or 2Gi")
 
 
 def bytes_in_words(size: float) -> str:

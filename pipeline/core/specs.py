@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_o
 
 from pipeline.core.argparse_internals import FlagGroup
 from pipeline.core.errors import UsageError
-from pipeline.core.json_values import build, field_types
+from pipeline.core.json_values import MOST, build, field_types
 
 OPTION = "option"
 WIDTH = 79  # columns of descriptions in --help
@@ -48,7 +48,7 @@ class Option:
         help: text for --help, without the default.
         metavar: placeholder of the value in --help; by default the type, such as INT.
         flag: name of the flag, by default made of the field's name.
-        least, most: inclusive bounds. Infinity and NaN are never in range.
+        least, most: inclusive bounds. Infinity, NaN and integers beyond int64 are never in range.
         above, below: exclusive bounds.
         check: returns whether a value is valid, in addition to the bounds.
         expected: valid values in words, for error messages; by default described by the bounds.
@@ -78,7 +78,7 @@ class Option:
         """Return whether a value is within the bounds and passes the check."""
         bounded = any(bound is not None for bound in (self.least, self.most, self.above, self.below))
         return (
-            (not bounded or math.isfinite(value))
+            (not bounded or (-MOST <= value < MOST if isinstance(value, int) else math.isfinite(value)))
             and (self.least is None or value >= self.least)
             and (self.most is None or value <= self.most)
             and (self.above is None or value > self.above)

@@ -11,6 +11,7 @@ import pytest
 from pipeline.core import specs
 from pipeline.core.command_line import Parser, parse
 from pipeline.core.errors import UsageError
+from pipeline.core.sizes import parse_size
 from pipeline.core.specs import Spec, option
 
 
@@ -93,6 +94,7 @@ def test_help_names_defaults_and_escapes_percent_signs() -> None:
         ({"litres": float("nan")}, "--litres must be a positive number, got nan"),
         ({"litres": float("inf")}, "--litres must be a positive number, got inf"),
         ({"watts": 99}, "--watts must be at least 100 and at most 3000, got 99"),
+        ({"watts": 10**400}, f"--watts must be at least 100 and at most 3000, got {10**400}"),
         ({"watts": 3001}, "--watts must be at least 100 and at most 3000, got 3001"),
         ({"colour": "green"}, "--colour must be red or blue, got 'green'"),
     ],
@@ -101,6 +103,13 @@ def test_a_value_out_of_range_is_one_line_from_flags_and_python(values: dict[str
     with pytest.raises(UsageError) as caught:
         Kettle(**values)
     assert str(caught.value) == line
+
+
+@pytest.mark.parametrize("text", ["9" * 400, "9" * 307 + "Ti", "-1", "1X"])
+def test_a_size_that_is_none_is_one_line(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--memory '.*' is no size, such as 512M or 2Gi"):
+        parse_size(text, "--memory")
+    assert parse_size(" 1.5 GiB", "--memory") == 3 << 29
 
 
 def test_the_ends_of_a_range_lie_in_it() -> None:
