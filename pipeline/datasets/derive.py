@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from pipeline.core import command_line
 from pipeline.core.command_line import Parser
 from pipeline.core.errors import DataError, UsageError
+from pipeline.core.json_values import parse_object
 from pipeline.core.seeds import Purpose, generator
 from pipeline.core.shardset.layout import Layout
 from pipeline.core.shardset.schema import record_schema
@@ -251,7 +252,7 @@ def _refuse_other(target: Path, expected: dict[str, object]) -> bool:
     """Return False if the folder holds the same derivation, complete. Raises UsageError or DataError otherwise."""
     try:
         # Folders of earlier versions lack the changes that these did not know.
-        record = asdict(Derivation()) | json.loads((target / RECORD).read_text())
+        record = asdict(Derivation()) | parse_object((target / RECORD).read_bytes())
     except (OSError, ValueError):
         raise UsageError(f"--to {target} contains other files; choose a folder that does not exist yet") from None
     if record != expected:

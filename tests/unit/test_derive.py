@@ -232,9 +232,12 @@ def test_a_second_time_finds_it_there_and_another_one_is_refused(source: Path, t
     assert {path.name: path.read_bytes() for path in target.iterdir()} == before
 
 
-def test_a_folder_with_something_else_is_refused(source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("record", [None, "{", "[]", "3"])
+def test_a_folder_with_something_else_is_refused(record: str | None, source: Path, tmp_path: Path) -> None:
+    if record is not None:
+        (tmp_path / RECORD).write_text(record)
     with pytest.raises(UsageError, match="contains other files"):
-        derive(str(source), source, Derivation())
+        derive(str(source), source if record is None else tmp_path, Derivation())
 
 
 def test_blocks_need_workers_and_workers_blocks() -> None:
