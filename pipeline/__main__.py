@@ -7,9 +7,9 @@ Exit codes: 0 done, 1 the run failed or was interrupted, 2 the command line is w
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import NoReturn
 
-from pipeline.core.command_line import run_chosen
-from pipeline.core.errors import JobError
+from pipeline.core.command_line import execute, run_chosen
 
 COMMANDS = {
     "fetch": ("pipeline.datasets.cifar", "download CIFAR-10 or CIFAR-100 to a local folder, HDFS or S3"),
@@ -38,18 +38,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_chosen("python -m pipeline", summaries, run, argv)
 
 
-def run(command: str, arguments: list[str]) -> int:
-    """Run a command of this package and return the exit code."""
+def run(command: str, arguments: list[str]) -> NoReturn:
+    """Run a command of this package, and exit with its code."""
     module, _ = COMMANDS[command]
-    try:
+
+    def main() -> int:
         import_module(module).main(arguments)  # imported late: a command loads only what it uses
-    except JobError as error:
-        print(f"{command}: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print(f"{command}: interrupted; run the command again to continue", file=sys.stderr)
-        return 1
-    return 0
+        return 0
+
+    execute(main, interrupted="run the command again to continue")
 
 
 if __name__ == "__main__":

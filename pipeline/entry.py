@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NoReturn
 
 from pipeline import __main__ as pipeline_commands
 from pipeline.core import command_line
@@ -49,13 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return command_line.run_chosen("sharding", COMMANDS, _run, argv, version=f"sharding {version(DISTRIBUTION)}")
 
 
-def _run(command: str, arguments: list[str]) -> int:
+def _run(command: str, arguments: list[str]) -> NoReturn:
     if command in PROGRAMS:
         _run_trainer(command, arguments)
-    return pipeline_commands.run(command, arguments)
+    pipeline_commands.run(command, arguments)
 
 
-def _run_trainer(command: str, argv: Sequence[str]) -> None:
+def _run_trainer(command: str, argv: Sequence[str]) -> NoReturn:
     """Run a command of the trainer, and exit with its code."""
     program: Any = import_module(PROGRAMS[command])
     command_line.execute(lambda: int(program.main(argv)), interrupted=program.INTERRUPTED)

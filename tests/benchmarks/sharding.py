@@ -181,9 +181,9 @@ def session() -> SparkContext:
 
 def generate_rows(scratch: Path) -> Path:
     """A folder of 50,000 generated rows."""
-    from pipeline.__main__ import main as command
+    from pipeline.datasets.synthetic import SampleSpec, files_of, write
 
-    command(["sample", "--to", str(scratch / "sample"), "--rows", "50000"])
+    write(files_of(SampleSpec(rows=50_000)), scratch / "sample")
     return next((scratch / "sample").rglob("data_batch_1.bin")).parent
 
 

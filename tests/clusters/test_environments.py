@@ -202,7 +202,7 @@ def test_subcommands_work_in_a_users_environment(installation: Installation, mir
             assert not (installation.folder / "study").exists()
         elif name == "fetch":  # it got as far as the checksum
             assert result.code == 1, message
-            assert re.fullmatch(r"fetch: .* is not the published file: .*\n", result.err), message
+            assert re.fullmatch(r"error: .* is not the published file: .*\n", result.err), message
         else:
             assert result.code == 0, message
         if name in PAGES:

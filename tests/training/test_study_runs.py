@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
-from pipeline.__main__ import main as pipeline_main
 from pipeline.core.errors import DataError, DivergenceError, JobError, UsageError
 from tests.clusters.processes import is_alive
+from tests.support.exit_codes import ended
 from tests.support.trainer_runs import ROOT, until
 from tests.support.trainer_sets import copy_of, make_sets
 from trainer.study.__main__ import find_plan, main
@@ -98,7 +98,7 @@ def test_a_killed_study_ends_its_runs_and_resumes_to_the_same_end(whole: Path, s
 @pytest.mark.full
 def test_a_study_that_is_killed_while_it_makes_sets_takes_spark_along(tmp_path: Path) -> None:
     """A second one would write into the same sets as the first's."""
-    assert pipeline_main(["sample", "--to", str(tmp_path / "data"), "--rows", "400", "--test-rows", "40"]) == 0
+    assert ended("sample", "--to", str(tmp_path / "data"), "--rows", "400", "--test-rows", "40") == 0
     plan = Path(write_plan(tmp_path, tmp_path))
     made = plan.read_text().replace("[datasets.small]", f'[datasets.small]\ninput = "{tmp_path / "data"}"')
     plan.write_text(made.replace(f'shards = "{tmp_path}"', 'strategy = "random"'))
@@ -301,7 +301,7 @@ def test_a_sampler_an_exchange_and_a_repartition_are_variants(shards: Path, tmp_
 def test_sets_are_made_once_and_go_when_their_runs_are_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From raw images, through a derived data set and Spark, to the report."""
     data = tmp_path / "data"
-    assert pipeline_main(["sample", "--to", str(data), "--rows", "400", "--test-rows", "60"]) == 0
+    assert ended("sample", "--to", str(data), "--rows", "400", "--test-rows", "60") == 0
     plan = tmp_path / "plan.toml"
     plan.write_text(
         f"""
@@ -349,7 +349,7 @@ batch_size = 40
     assert found["sample/random/logistic/bsp/0"]["sharding"]["cramers_v"] < 0.4
     # other images: as a study that was killed early, this one has sets of those that the plan named then
     other = tmp_path / "other"
-    assert pipeline_main(["sample", "--to", str(other), "--rows", "400", "--test-rows", "60", "--seed", "5"]) == 0
+    assert ended("sample", "--to", str(other), "--rows", "400", "--test-rows", "60", "--seed", "5") == 0
     plan.write_text(plan.read_text().replace(f'"{data}"', f'"{other}"'))
     (study / "ledger.jsonl").unlink()
     with pytest.raises(UsageError, match=f"to have all made again, delete {study}/sets and {study}/datasets$"):
@@ -373,7 +373,7 @@ sys.meta_path.insert(0, Refusal())
 def test_prepared_sets_need_neither_spark_nor_the_images(tmp_path: Path) -> None:
     """A folder is prepared, copied to a host without both, and extended there by no more than was prepared."""
     data = tmp_path / "data"
-    assert pipeline_main(["sample", "--to", str(data), "--rows", "400", "--test-rows", "60"]) == 0
+    assert ended("sample", "--to", str(data), "--rows", "400", "--test-rows", "60") == 0
     plan = Path(write_plan(tmp_path, tmp_path))
     made = plan.read_text().replace("[datasets.small]", f'[datasets.small]\ninput = "{data}"\nshrink = 4')
     plan.write_text(made.replace(f'shards = "{tmp_path}"', 'strategy = "random"', 1).replace("seeds = 2", "seeds = 3"))

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from PIL import Image
 from scipy import stats
 
-from pipeline.__main__ import main as pipeline_main
 from pipeline.core.errors import UsageError
 from pipeline.datasets.derive import (
     RECORD,
@@ -24,12 +23,12 @@ from pipeline.datasets.derive import (
     derive,
     dirichlet_blocks,
     long_tail_rows,
-    main,
     order_of_rows,
     shrink_images,
     train_and_test,
 )
 from tests.conftest import make_rows
+from tests.support.exit_codes import ended
 
 
 @pytest.fixture
@@ -249,21 +248,17 @@ def test_blocks_need_workers_and_workers_blocks() -> None:
 def test_the_command_says_what_it_did(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["--input", str(source), "--to", str(tmp_path / "d"), "--shrink", "2"]
     for said in ("written", "already written, nothing to do"):
-        with pytest.raises(SystemExit) as ended:
-            main(command)
-        assert ended.value.code == 0
+        assert ended("derive", *command) == 0
         assert capsys.readouterr().out == f"{tmp_path / 'd'}: {said}\n"
     assert pq.read_metadata(tmp_path / "d" / "train.parquet").num_rows == 70
 
 
 def test_an_input_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        pipeline_main(["derive", "--input", str(tmp_path / "no"), "--to", str(tmp_path / "d")])
-    assert ended.value.code == 3
+    assert ended("derive", "--input", str(tmp_path / "no"), "--to", str(tmp_path / "d")) == 3
     assert "does not exist; check --input" in capsys.readouterr().err
 
 
 def test_a_sample_without_evaluation_rows_is_one_side(tmp_path: Path) -> None:
-    assert pipeline_main(["sample", "--to", str(tmp_path / "s"), "--rows", "400", "--test-rows", "0"]) == 0
+    assert ended("sample", "--to", str(tmp_path / "s"), "--rows", "400", "--test-rows", "0") == 0
     train, test = train_and_test(str(tmp_path / "s"))
     assert (train.rows, test) == (400, None)

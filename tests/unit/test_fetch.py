@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.__main__ import main
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.storage.hadoop_conf import hadoop_conf, read_site, webhdfs_address
 from pipeline.core.storage.hdfs import PROXY_USER
@@ -23,6 +22,7 @@ from pipeline.core.storage.http import ResumingDownloader, first_byte, validator
 from pipeline.core.storage.webhdfs import connect, user_name
 from pipeline.datasets import cifar as fetch
 from pipeline.datasets.cifar import ARCHIVES, RECORD, Archive
+from tests.support.exit_codes import ended
 
 FILES = {"batches.meta.txt": b"a\nb\n", **{f"data_batch_{i}.bin": os.urandom(70_000) for i in range(1, 6)}}
 FILES["test_batch.bin"] = os.urandom(50_000)
@@ -312,7 +312,7 @@ def test_two_fetches_at_once_do_not_write_one_part(mirror: Mirror, place: Place)
 
 def run_command(mirror: Mirror, place: Place, *more: str) -> int:
     arguments = ["--to", str(place.target), "--cache", str(place.cache), "--base-url", mirror.url, *more]
-    return main(["fetch", "cifar10", *arguments])
+    return ended("fetch", "cifar10", *arguments)
 
 
 def test_the_command_says_what_it_did(
@@ -365,7 +365,7 @@ def test_an_unusable_cache_is_one_line(mirror: Mirror, place: Place, capsys: pyt
 
 
 def test_an_unknown_data_set_is_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fetch", "cifar11", "--to", "x"]) == 2
+    assert ended("fetch", "cifar11", "--to", "x") == 2
     assert "invalid choice: 'cifar11'" in capsys.readouterr().err
 
 

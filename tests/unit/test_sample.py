@@ -13,7 +13,6 @@ from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 from sklearn.metrics import adjusted_rand_score
 
-from pipeline.__main__ import main
 from pipeline.core.errors import JobError
 from pipeline.datasets.synthetic import (
     Dice,
@@ -27,6 +26,7 @@ from pipeline.datasets.synthetic import (
     training_batches,
     write,
 )
+from tests.support.exit_codes import ended
 
 SMALL = SampleSpec(rows=1003, test_rows=50, classes=4, seed=5)
 
@@ -164,9 +164,9 @@ def test_writing_twice_keeps_the_first_files(tmp_path: Path, capsys: pytest.Capt
         "--classes",
         "3",
     ]
-    assert main(arguments) == 0
+    assert ended(*arguments) == 0
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a" / "s").iterdir()}
-    assert main(arguments) == 0
+    assert ended(*arguments) == 0
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a" / "s").iterdir()} == before
     assert capsys.readouterr().out.splitlines() == [
         f"sample: 100 training and 5 test images in {tmp_path}/a/s: written",
@@ -177,7 +177,7 @@ def test_writing_twice_keeps_the_first_files(tmp_path: Path, capsys: pytest.Capt
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    assert main(["sample", "--to", str(tmp_path), "--rows", "100", "--classes", "2"]) == 2
+    assert ended("sample", "--to", str(tmp_path), "--rows", "100", "--classes", "2") == 2
     assert "contains other files" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
@@ -189,19 +189,20 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "code", "says"),
     [
-        (["--rows", "199"], "at least 20 per class"),
-        (["--classes", "0"], "from 1 to 100"),
-        (["--classes", "101"], "from 1 to 100"),
-        (["--test-rows", "-1"], "not be negative"),
-        (["--seed", "-1"], "--seed"),
+        (["--rows", "199"], 2, "at least 20 per class"),
+        (["--rows", f"{10**14}"], 1, "Unable to allocate"),
+        (["--classes", "0"], 2, "from 1 to 100"),
+        (["--classes", "101"], 2, "from 1 to 100"),
+        (["--test-rows", "-1"], 2, "not be negative"),
+        (["--seed", "-1"], 2, "--seed"),
     ],
 )
-def test_an_impossible_size_is_one_line_and_exit_2(
-    arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_an_impossible_size_is_one_line(
+    arguments: list[str], code: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["sample", "--to", str(tmp_path / "s"), *arguments]) == 2
+    assert ended("sample", "--to", str(tmp_path / "s"), *arguments) == code
     error = capsys.readouterr().err
     assert says in error
     assert error.count("\n") == 1
@@ -234,5 +235,5 @@ def test_an_interruption_is_one_line_and_exit_1(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("pipeline.datasets.synthetic.main", interrupt)
-    assert main(["sample", "--to", str(tmp_path / "data")]) == 1
-    assert capsys.readouterr().err == "sample: interrupted; run the command again to continue\n"
+    assert ended("sample", "--to", str(tmp_path / "data")) == 1
+    assert capsys.readouterr().err == "error: interrupted; run the command again to continue\n"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import DataError, UsageError
+from tests.support.exit_codes import ended
 from tests.support.made_up_study import make_plan
 from trainer.config import Config
 from trainer.exchange.sync_switch import SyncSwitch
@@ -429,7 +430,7 @@ BAD_TABLES: list[tuple[dict[str, Any], str]] = [
 def test_a_table_that_no_command_takes_is_one_line(tables: dict[str, Any], said: str, tmp_path: Path) -> None:
     """A table that no command takes is one line before anything runs."""
     data = tmp_path / "data"
-    assert main_of_pipeline(["sample", "--to", str(data), "--rows", "400", "--test-rows", "40"]) == 0
+    assert ended("sample", "--to", str(data), "--rows", "400", "--test-rows", "40") == 0
     with pytest.raises(UsageError) as raised:
         check_plan(make_plan(datasets={"made-up": {"input": str(data)}}, **tables))
     assert said in str(raised.value)
@@ -449,7 +450,7 @@ def test_a_table_that_no_command_takes_is_one_line(tables: dict[str, Any], said:
 def test_a_data_set_that_cannot_be_derived_is_one_line(keys: dict[str, Any], said: str, tmp_path: Path) -> None:
     """A data set that cannot be derived is one line before anything runs."""
     data = tmp_path / "data"
-    assert main_of_pipeline(["sample", "--to", str(data), "--rows", "400", "--test-rows", "40"]) == 0
+    assert ended("sample", "--to", str(data), "--rows", "400", "--test-rows", "40") == 0
     with pytest.raises(UsageError) as raised:
         check_plan(make_plan(datasets={"made-up": {"input": str(data), **keys}}))
     assert f"[datasets.made-up]: {said}" in str(raised.value)
@@ -461,17 +462,11 @@ def test_a_ready_set_is_of_one_data_set(tmp_path: Path) -> None:
         check_plan(plan)
 
 
-def main_of_pipeline(argv: list[str]) -> int:
-    from pipeline.__main__ import main
-
-    return main(argv)
-
-
 def test_missing_data_or_evaluation_rows_are_one_line(tmp_path: Path) -> None:
     """Data that are not there or have no evaluation rows are one line."""
     with pytest.raises(DataError, match="nowhere does not exist"):
         check_plan(make_plan())
-    assert main_of_pipeline(["sample", "--to", str(tmp_path / "d"), "--rows", "400", "--test-rows", "0"]) == 0
+    assert ended("sample", "--to", str(tmp_path / "d"), "--rows", "400", "--test-rows", "0") == 0
     with pytest.raises(UsageError, match=r"\[datasets.made-up\]: .* has no evaluation rows"):
         check_plan(make_plan(datasets={"made-up": {"input": str(tmp_path / "d")}}))
 

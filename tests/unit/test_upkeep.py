@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from pipeline.__main__ import main
 from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import ShardSet, open_committed
@@ -16,17 +15,10 @@ from pipeline.core.storage.store import Store
 from pipeline.upkeep.clean import clean, leftovers
 from pipeline.upkeep.contents import describe, details, workers_table
 from tests.support.commits import commit, files_of, killed_at, whole
+from tests.support.exit_codes import ended
 from tests.support.places import files_below
 
 Capture = pytest.CaptureFixture[str]
-
-
-def ended(*argv: object) -> int:
-    """The exit code of a command."""
-    with pytest.raises(SystemExit) as left:
-        main([str(value) for value in argv])
-    assert isinstance(left.value.code, int)
-    return left.value.code
 
 
 def test_of_many_workers_the_first_and_the_last_are_told(tmp_path: Path) -> None:
