@@ -26,6 +26,7 @@ from pipeline.input.dataset import discover, serial
 from pipeline.input.formats import FORMATS, base, recognise
 from pipeline.input.formats.base import BLOCK_BYTES, DataFile, block_rows
 from pipeline.input.formats.cifar_binary import FixedRecords
+from pipeline.input.formats.tables.arrow import ArrowFile, BoundedFile
 from pipeline.input.read_options import ReadOptions
 from pipeline.input.records import fixed_size_offsets
 from tests.conftest import make_rows
@@ -262,6 +263,20 @@ def test_cifar100_has_no_other_columns(files: dict[str, Path], name: str) -> Non
             discover(STORE, str(files[name]), run=serial, read_options=options)
     with pytest.raises(UsageError, match=f"--image-column: {name} files have no columns with names; leave it out"):
         discover(STORE, str(files[name]), run=serial, read_options=ReadOptions(image_column="data"))
+
+
+def test_the_rows_of_arrow_are_counted_without_images(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+
+    def read(self: BoundedFile, size: int = -1) -> bytes:
+        data = read_plainly(self, size)
+        sizes.append(len(data))
+        return data
+
+    read_plainly = BoundedFile.read
+    monkeypatch.setattr(BoundedFile, "read", read)
+    assert sum(ArrowFile(STORE, str(files["arrow"])).group_rows) == ROWS
+    assert 0 < sum(sizes) < IMAGES.nbytes / 10
 
 
 @pytest.mark.parametrize("pixels", [768, 1024])

@@ -59,7 +59,6 @@ class ArrowFile:
         self._path = path
         reader = self._reader([])
         self.schema = pa.ipc.open_file(BoundedFile(store, path)).schema
-        # Only the headers of the batches are read.
         self.group_rows = [reader.get_batch(number).num_rows for number in range(reader.num_record_batches)]
 
     def batches(self, rows: int, group: int | None, columns: list[str]) -> Iterator[pa.RecordBatch]:
@@ -68,10 +67,12 @@ class ArrowFile:
             yield from slices(reader.get_batch(number), rows)
 
     def _reader(self, columns: list[str]) -> pa.RecordBatchFileReader:
-        """Open the file for some columns. The others are not read."""
+        """Open the file for some columns. The others are not read. Without columns, open it for its numbers of rows."""
         schema = pa.ipc.open_file(BoundedFile(self._store, self._path)).schema
-        fields = [schema.get_field_index(name) for name in columns]
-        options = pa.ipc.IpcReadOptions(included_fields=fields or [0], ensure_alignment=pa.ipc.Alignment.Any)
+        # Arrow must read a column to number the rows: if possible not the images.
+        numeric = [at for at, field in enumerate(schema) if pa.types.is_primitive(field.type)]
+        fields = [schema.get_field_index(name) for name in columns] or numeric[:1] or [0]
+        options = pa.ipc.IpcReadOptions(included_fields=fields, ensure_alignment=pa.ipc.Alignment.Any)
         return pa.ipc.open_file(BoundedFile(self._store, self._path), options=options)
 
 
