@@ -28,7 +28,8 @@ def write_durably(path: Path, data: bytes) -> None:
     """Replace the content of a file. After a crash it has the complete old or new content.
 
     Raises OSError, for instance if the disk is full, and leaves no temporary file. The next call removes a
-    temporary file that a killed process left."""
+    temporary file that a killed process left; if another process is writing the same file, its call then raises
+    FileNotFoundError."""
     for leftover in path.parent.glob(f".{path.name}.*.tmp"):
         leftover.unlink(missing_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")

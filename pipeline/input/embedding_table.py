@@ -160,7 +160,7 @@ class KeptVectors:
 class EmbeddingDataset(Dataset):
     """The rows of another dataset, with vectors in place of the images.
 
-    kept: the vectors' files by id, without gaps."""
+    source: the other dataset. ranges: the files of vectors, by id, without gaps."""
 
     source: Dataset
     ranges: tuple[KeptVectors, ...]

@@ -86,8 +86,8 @@ def append_generation(before: Manifest | None, new: Manifest) -> Manifest:
 def as_of(shards: Set, number: int) -> Set:
     """Return the set as it was after generation ``number``: its files, rows, fingerprint and means. O(files).
 
-    Class counts per worker and sizes of neighbourhoods still describe the newest generation. Raises IndexError if there
-    is no such generation."""
+    Copies and class counts of workers, and neighbourhoods, still describe the newest generation. Raises IndexError if
+    there is no such generation."""
     entries = generations(shards)
     last = entries[number]
     manifest = shards.manifest

@@ -62,7 +62,7 @@ _LEFT: list[threading.Thread] = []
 
 
 def has_abandoned_threads() -> bool:
-    """Return whether threads that ``within`` abandoned are still running.
+    """Return whether threads that ``call_within`` abandoned are still running.
 
     A thread of hdfs-native that returns during Python's shutdown aborts the process; end it by os._exit then."""
     return any(thread.is_alive() for thread in _LEFT)

@@ -111,7 +111,7 @@ class Format(ABC):
     convert images: --channels and --resize of its options are applied by input/converted.py."""
 
     name: ClassVar[str]
-    summary: ClassVar[str]  # a description of a file, for the error line about an unknown format
+    summary: ClassVar[str]  # a description of a file, for ``sharding formats``
     opens: ClassVar[bool]  # whether a survey must open the file and therefore runs in a task
     seeks: ClassVar[bool] = False  # whether any record can be read without the records before it
     may_be_empty: ClassVar[bool] = False  # whether files without rows are normal, as Spark writes them
