@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import shutil
-import sys
 import tarfile
 import tempfile
 import uuid
@@ -29,6 +28,7 @@ from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.storage.http import BACKOFF_S, CHUNK_BYTES, ResumingDownloader, innermost_reason
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.store import Store, configured_store
+from pipeline.datasets.local_target import LocalTarget
 
 HOME_PAGE = "https://www.cs.toronto.edu/~kriz/"
 # Spark and Hadoop ignore names that begin with _ or .
@@ -119,35 +119,6 @@ class Target(Protocol):
     def sizes(self) -> dict[str, int] | None: ...
     def read(self, name: str) -> bytes: ...
     def publish(self, fill: Callable[[Path], None]) -> None: ...
-
-
-@dataclass(frozen=True)
-class LocalTarget:
-    """A folder of a local file system."""
-
-    folder: Path
-
-    def sizes(self) -> dict[str, int] | None:
-        if not self.folder.exists():
-            return None
-        if not self.folder.is_dir():
-            raise UsageError(f"{self.folder} is a file; give --to a folder that does not exist yet")
-        return {entry.name: entry.stat().st_size for entry in self.folder.iterdir()}
-
-    def read(self, name: str) -> bytes:
-        return (self.folder / name).read_bytes()
-
-    def publish(self, fill: Callable[[Path], None]) -> None:
-        """Fill a temporary folder beside the target and rename it. Raises OSError if the target is not empty."""
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix=f".{self.folder.name}.", dir=self.folder.parent, ignore_cleanup_errors=True
-        ) as work:
-            files = Path(work) / "files"  # the temporary folder itself is private; this one has the usual rights
-            files.mkdir()
-            with path_in_errors(self.folder.parent):
-                fill(files)
-            os.replace(files, self.folder)  # fails if the target folder is not empty
 
 
 @dataclass(frozen=True)
@@ -332,4 +303,4 @@ def main(argv: Sequence[str], archives: Mapping[tuple[str, str], Archive] = ARCH
         backoff_s=BACKOFF_S,
     )
     note = "complete" if fresh else "already complete, nothing downloaded"
-    print(f"fetch: {args.name} in {args.to}: {note} ({len(archive.members)} files)", file=sys.stdout)
+    print(f"fetch: {args.name} in {args.to}: {note} ({len(archive.members)} files)")

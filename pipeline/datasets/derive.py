@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.core import command_line
+from pipeline.core.arrays import Ints
 from pipeline.core.command_line import Parser
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.json_values import parse_object
@@ -25,7 +26,7 @@ from pipeline.core.shardset.schema import record_schema
 from pipeline.core.specs import Spec, add_flags, from_flags, option
 from pipeline.core.storage.store import configured_store
 from pipeline.core.storage.uri import local_folder
-from pipeline.datasets.cifar import LocalTarget
+from pipeline.datasets.local_target import LocalTarget
 from pipeline.input.dataset import Block, Dataset, discover, serial
 from pipeline.input.evaluation import check_evaluation
 from pipeline.input.formats.base import Columns, block_rows
@@ -37,7 +38,6 @@ TRAIN = "train.parquet"
 TEST = "test.parquet"
 
 Pixels = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,6 @@ result on every platform. A test pins the SHA-256."""
 
 import argparse
 import hashlib
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,10 +26,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.core import command_line
+from pipeline.core.arrays import Ints
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.storage.uri import local_folder
+from pipeline.datasets.local_target import LocalTarget
 
-Ints = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.int16]  # grey levels before clipping to 0..255
 
 SIDE = 32
@@ -242,7 +240,7 @@ def _plan(spec: SampleSpec, rows: int, isolated: int) -> tuple[Ints, Ints]:
         inside = np.searchsorted(ends, np.arange(sizes[label]), side="right")
         groups[starts[label] : starts[label + 1]] = np.array([scene for scene, _ in own])[inside]
     for pattern in range(isolated):
-        start = starts[pattern % spec.classes] + 3 * (pattern // spec.classes)
+        start = starts[pattern]  # there is at most one pattern per class
         groups[start : start + 1 + pattern % 3] = spec.scenes + pattern
     return labels, groups
 
@@ -331,23 +329,21 @@ def write(files: Mapping[str, bytes], folder: Path) -> bool:
     """Write the files as a new folder, which appears complete or not at all; return False if it held them already.
 
     Raises UsageError if the folder holds something else, JobError if it cannot be written."""
+
+    def fill(partial: Path) -> None:
+        for name, data in files.items():
+            (partial / name).write_bytes(data)
+
     try:
         if folder.exists():
             if not folder.is_dir():
                 raise UsageError(f"{folder} is a file; give --to a folder that does not exist yet")
+            # A rerun with equal options must not change the files, which other programs may be reading.
             if _holds(folder, files):
                 return False
             if any(folder.iterdir()):
                 raise UsageError(f"{folder} contains other files; give --to a new folder, or delete this folder")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        try:
-            for name, data in files.items():
-                (partial / name).write_bytes(data)
-            partial.chmod(0o755)  # mkdtemp's folders are private
-            os.replace(partial, folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+        LocalTarget(folder).publish(fill)
     except OSError as error:
         raise JobError(f"{folder} cannot be written: {error.strerror or error}; choose another --to") from error
     return True

@@ -15,8 +15,9 @@ from pipeline.runs.shard import shard
 from pipeline.spark.progress import PhaseLog
 from pipeline.strategies.stratified import Stratified
 from tests.conftest import make_rows, write_binary
+from tests.support.exit_codes import ended
 from tests.support.places import files_below
-from tests.unit.test_upkeep import Capture, ended
+from tests.unit.test_upkeep import Capture
 
 
 @pytest.fixture

@@ -266,7 +266,7 @@ def test_cifar100_has_no_other_columns(files: dict[str, Path], name: str) -> Non
 
 
 def test_the_rows_of_arrow_are_counted_without_images(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = []
+    sizes: list[int] = []
 
     def read(self: BoundedFile, size: int = -1) -> bytes:
         data = read_plainly(self, size)

@@ -19,28 +19,26 @@ Run = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 
 def content_digest(store: Store, paths: Sequence[str], run: Run) -> str:
     """Return a digest of the contents of some files in their order, as 16 hexadecimal digits. Reads every file."""
-    digests = run(partial(_sha256, store), paths)
+    digests = [digest for digest, _ in run(partial(_digest_and_size, store), paths)]
     return hashlib.sha256("".join(digests).encode()).hexdigest()[:16]
 
 
-def _sha256(store: Store, path: str) -> str:
+def _digest_and_size(store: Store, path: str) -> tuple[str, int]:
+    """Return the SHA-256 of a file, in hexadecimal digits, and its bytes."""
     digest = hashlib.sha256()
+    size = 0
     with store.open(path) as file:
         while data := file.read(READ_BYTES):
             digest.update(data)
-    return digest.hexdigest()
+            size += len(data)
+    return digest.hexdigest(), size
 
 
 def damage_of(store: Store, uri: str, file: ShardFile) -> str | None:
     """Read a whole file and return a line about its damage, or None."""
     path = f"{uri}/{file.path}"
-    digest = hashlib.sha256()
-    size = 0
     try:
-        with store.open(path) as stream:
-            while data := stream.read(READ_BYTES):
-                digest.update(data)
-                size += len(data)
+        digest, size = _digest_and_size(store, path)
     except FileNotFoundError:
         return f"{path} is missing"
     except OSError as error:
@@ -48,7 +46,7 @@ def damage_of(store: Store, uri: str, file: ShardFile) -> str | None:
     # The size is reported first, because it shows a truncated file; a digest only shows that bytes differ.
     if size != file.bytes:
         return f"{path} has {size} bytes, not {file.bytes}"
-    return None if digest.hexdigest() == file.sha256 else f"{path} has other content than was committed"
+    return None if digest == file.sha256 else f"{path} has other content than was committed"
 
 
 def model_damage(store: Store, path: str) -> str | None:

@@ -80,14 +80,15 @@ def _reader(kind: type, readers: dict[str, Reader] | None = None, *, none: bool 
     return lambda value, place: None if none and value is None else part_from_json(kind, value, place, readers or {})
 
 
-def _readers_of(read: Reader, *, none: bool = False) -> Reader:
+def _readers_of(kind: type, *, none: bool = False) -> Reader:
     """Return the reader of a list of parts. Its items have the place of the list in error messages.
 
-    read: the reader of an item. none: return None for a null instead of raising."""
+    kind: the dataclass of a part. none: return None for a null instead of an empty list."""
+    read = _reader(kind)
 
     def read_all(values: Any, place: str) -> Any:
-        if values is None and none:
-            return None
+        if values is None:
+            return None if none else []
         if not isinstance(values, list):
             raise ValueError(f"{place} is {str(values)[:80]!r}")
         return [read(value, place) for value in values]
@@ -131,11 +132,6 @@ def _files(values: object, place: str) -> list[ShardFile]:
     return files
 
 
-def _columns(values: Any, place: str) -> list[KeptColumn]:
-    read = _readers_of(_reader(KeptColumn), none=True)
-    return read(values, place) or []
-
-
 def _model(values: object, place: str) -> list[str] | None:
     """Return the paths of a model's files from {"files": [...]}, or None for null. Raises ValueError for other
     paths."""
@@ -147,25 +143,20 @@ def _model(values: object, place: str) -> list[str] | None:
     return paths
 
 
-def _generations(values: Any, place: str) -> list[Generation]:
-    read = _readers_of(_reader(Generation), none=True)
-    return read(values, place) or []
-
-
 _WITH_FILES: dict[str, Reader] = {"files": _files}
 READERS: dict[str, Reader] = {
     "input": _reader(Input),
     "image": _reader(Image),
     "labels": _reader(Labels),
-    "columns": _columns,
+    "columns": _readers_of(KeptColumn),
     "workers": _workers,
-    "neighbourhoods": _readers_of(_reader(Neighbourhood), none=True),
+    "neighbourhoods": _readers_of(Neighbourhood, none=True),
     "eval": _reader(Evaluation, _WITH_FILES | {"input": _reader(Input)}, none=True),
     "repeats": _reader(Repeats),
     "model": _model,
     "assignment": _reader(Assignment, _WITH_FILES, none=True),
     "stream": _reader(Stream),
-    "generations": _generations,
+    "generations": _readers_of(Generation),
 }
 
 
