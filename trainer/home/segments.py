@@ -14,7 +14,9 @@ appending to a file of a store loses the bytes that a killed writer had not clos
 
 from __future__ import annotations
 
+import random
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +36,7 @@ _MARK = re.compile(r"(\d{6,})\.(begun|settled)")
 MARKS = re.compile(rf"{SEGMENTS}/{_MARK.pattern}")
 NAMES = re.compile(rf"{SEGMENTS}/({_SEGMENT.pattern}|{_MARK.pattern})")
 TRIES = 10
+PAUSE_S = 0.05  # the longest before the second try; it grows with every try
 # above MOST segments per host and file, MERGED neighbours are merged into one
 MOST = 64
 MERGED = 32
@@ -202,7 +205,9 @@ def copy(folders: Folders, files: Sequence[str] = APPENDED) -> Log:
 
     Several processes of a host may copy at the same time. Costs one listing, and one write per file that has grown.
     Raises SupersededError if a later start leads the run, and OSError."""
-    for _ in range(TRIES):
+    for tried in range(TRIES):
+        # Processes that copied at the same moment would otherwise be in each other's way again.
+        time.sleep(random.uniform(0, PAUSE_S) * tried)
         log = look(folders.home)
         if folders.leads and log.last_start > int(folders.source):
             raise SupersededError(f"{folders.home} is in use by a later start of the run; this one ends")
