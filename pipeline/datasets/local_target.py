@@ -1,5 +1,7 @@
 """A local folder that appears complete or not at all."""
 
+from __future__ import annotations
+
 import os
 import tempfile
 from collections.abc import Callable

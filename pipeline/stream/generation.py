@@ -243,7 +243,7 @@ def check_configuration(before: ShardSet | None, request: StreamRequest) -> None
 
 
 def differences_of(committed: dict[str, Any], requested: dict[str, Any]) -> str:
-    """Return the settings in which two streams differ, in words; "" if those of the committed set are unknown."""
+    """Return the settings in which two streams differ, in words; "" if the committed set does not have its own."""
     names = [name for name in committed | requested if committed.get(name) != requested.get(name)]
     each = [f"{name} {json.dumps(committed.get(name))}, not {json.dumps(requested.get(name))}" for name in names]
     return f" ({'; '.join(each)})" if committed else ""

@@ -15,8 +15,8 @@ Matching = tuple[Link, ...]
 def find_matchings(topology: str, num_workers: int, links: Sequence[Link]) -> tuple[Matching, ...]:
     """Return matchings that contain each link once.
 
-    Named topologies get the fewest matchings, except a torus with an odd side. Its links and those of a file are coloured
-    greedily: mostly a few more matchings than the highest degree, and always less than twice as many.
+    Named topologies get the fewest matchings, except a torus with an odd side. Its links, and links from a file, are
+    coloured greedily: mostly a few more matchings than the highest degree, and always less than twice as many.
 
     Args:
         topology: its name, or any other text for a graph without a division of its own.
