@@ -357,7 +357,7 @@ def test_zip(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["packages.zip"]
     (tmp_path / "folder").mkdir()
     refused = run_command("zip", "--to", tmp_path / "folder")
-    assert (refused.code, refused.err) == (2, f"zip: --to {tmp_path / 'folder'} is a folder; name the zip file\n")
+    assert (refused.code, refused.err) == (2, f"error: --to {tmp_path / 'folder'} is a folder; name the zip file\n")
     failed = run_command("zip", "--to", archive / "x.zip")
     assert failed.code == 1
     assert failed.err.endswith(f"{archive / 'x.zip'} cannot be written: File exists; choose another --to\n")
