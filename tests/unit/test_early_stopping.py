@@ -21,10 +21,11 @@ from trainer.checkpoints.read import read_state, whole
 from trainer.checkpoints.state import folder_of
 from trainer.coordination.cohorts import Cohort, Cohorts
 from trainer.coordination.early_stopping import last_improvement, stops_now
+from trainer.home.place import listing
 from trainer.leader import leader
 from trainer.report.terminal import ending
 from trainer.runlog.kinds.evaluation import EvaluationEvent
-from trainer.runlog.run_folder import read_record
+from trainer.runlog.run_folder import OWNED, read_record
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.engine import Engine
 from trainer.simulation.replay import replay
@@ -230,6 +231,8 @@ def test_the_end_is_told_and_its_checkpoint_kept(shards: Path, tmp_path: Path) -
     line = f"after epoch {stop['epoch']}: 2 epochs without an improvement of the loss on the evaluation rows"
     assert line in ending(vars(done), done.output, None)
     assert line in (tmp_path / "run" / "report.html").read_text()
+    assert (root / "stop.json").exists()
+    assert [name for name in listing(done.output) if not OWNED.fullmatch(name)] == []  # --overwrite may delete them
 
 
 def test_a_decision_counts_for_its_options_and_history(shards: Path, tmp_path: Path) -> None:

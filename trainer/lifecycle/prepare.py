@@ -193,8 +193,8 @@ def _check_links(config: Config, facts: RunFacts, root: Place, state: RunState) 
 def ensure_checkpoint(config: Config, facts: RunFacts, values: Any, home: Place) -> None:
     """Write checkpoint 0 with a model's initial values, if the run has no checkpoint yet.
 
-    Otherwise, if the newest checkpoint is marked final, reopen it so that training can continue. Raises DataError for
-    checkpoints from which this run cannot continue.
+    Otherwise, if the newest checkpoint is marked final, reopen it so that training can continue; a spent run of
+    neighbours stays ended. Raises DataError for checkpoints from which this run cannot continue.
 
     Args:
         config, facts: the run.
@@ -206,7 +206,9 @@ def ensure_checkpoint(config: Config, facts: RunFacts, values: Any, home: Place)
     if state:
         _check_identity(config, root, state)
         _check_links(config, facts, root, state)
-        mark_final(root, state, final=False)
+        # Neighbours write no checkpoint of the round with which they begin, so that of a spent run is final.
+        is_spent = state.version >= config.steps_per_worker(facts.rows)
+        mark_final(root, state, final=is_spent and isinstance(config.exchange, NeighbourExchange))
         # What this start trains must not be void for a later one with the options of an earlier decision.
         delete_void_stop(root, config)
         return

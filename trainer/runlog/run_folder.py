@@ -19,7 +19,7 @@ from pipeline.core.atomic import is_at
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.json_values import build, parse_object
 from pipeline.core.storage.uri import is_remote
-from trainer.checkpoints.decisions import SWITCH
+from trainer.checkpoints.decisions import STOP, SWITCH
 from trainer.checkpoints.generations import GENERATIONS
 from trainer.config import Config
 from trainer.coordination.cohorts import Cohort, Cohorts
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 _FILE = "(" + "|".join(map(re.escape, (CONFIG, RESULT, METRICS, PUSHES, REPORT, MODEL, BEST, BEST_OF, WORKERS))) + ")"
 _DRAFT = rf"\.?{_FILE}(\.[0-9a-f]{{8}})?\.tmp"
-_HISTORY_NAME = "|".join(map(re.escape, (GENERATIONS, SWITCH)))
+_HISTORY_NAME = "|".join(map(re.escape, (GENERATIONS, SWITCH, STOP)))
 _HISTORY = rf"(({_HISTORY_NAME})|\.({_HISTORY_NAME})\.[0-9a-f]{{8}}\.tmp)"
 _LOG = rf"{LOGS}/[\w.-]+\.(log|tmp)"
 _ROWS = rf"{ROWS}/[\w.-]+/[\w.-]+"  # left by a start that was killed
