@@ -679,6 +679,10 @@ def test_a_configuration_without_a_sampler_is_as_before() -> None:
         (("--sampling", "shuffle", "--sampling-groups", "class"), "--sampling shuffle has no --sampling-groups class"),
         (("--sampling", "balanced", "--follow"), "--sampling balanced does not make"),
         (("--sampling", "recency", "--batch-norm", "last"), "--batch-norm last keeps one's: leave it out"),
+        (
+            ("--sampling", "recency", "--protocol", "k-batch-asp"),
+            "k-batch-asp may apply them later: give another",
+        ),
     ],
 )
 def test_flags_that_do_not_fit_are_one_line(words: tuple[str, ...], line: str) -> None:

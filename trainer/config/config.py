@@ -104,6 +104,13 @@ class Config:
             name = f"--sampling {self.sampler.name}" if self.sampler.name != ShuffleSampler.name else "--repartition"
             raise UsageError(f"{name} learns from all workers, and --batch-norm last keeps one's: leave it out")
 
+        # A worker pushes the change of a row's loss. Before the last one is applied, the next would be added to it.
+        has_rows = isinstance(self.sampler, TableSampler) and self.sampler.has_row_entries
+        if has_rows and isinstance(self.exchange, ParameterServer) and not self.protocol.reads_own_writes:
+            raise UsageError(
+                f"--sampling {self.sampler.name} needs a worker's losses before its next mini-batch, but --protocol"
+                f" {self.protocol.name} may apply them later: give another --protocol, such as asp, or another --sampling"
+            )
         if self.data.repartition != "fixed":
             self._check_repartition()
         if self.data.gossip:

@@ -158,8 +158,8 @@ class TableSampler(Sampler):
 
     Attributes:
         first_value: the value of an entry before its first update.
-        has_owners: whether only one worker updates an entry. Its updates are then whole ones, and otherwise the n workers
-            together move an entry like one process.
+        has_owners: whether only one worker updates an entry. Its updates are then whole ones. Otherwise the n workers
+            together move an entry like one process if each draws rows of it, and more slowly if few do.
         has_row_entries: whether there is one entry per row, in the order in which the run began to deal the rows, which the
             worker of the row updates. Then an entry can follow its row to another worker.
     """

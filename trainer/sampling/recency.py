@@ -21,8 +21,10 @@ from trainer.sampling.orders import indices
 class RecencySampler(TableSampler):
     """Draws rows by the rank of their most recent loss: the probability falls exponentially from rank to rank.
 
-    The row of the greatest loss is drawn ``pressure`` times as likely as the one of the least. The first pass draws
-    every row once. Loshchilov and Hutter, "Online Batch Selection for Faster Training of Neural Networks", 2015."""
+    From rank to rank of N rows, the weight falls by the factor pressure^(1/N), so that the row of the greatest loss has
+    about ``pressure`` times the weight of the one of the least. The first pass draws every row once.
+
+    Loshchilov and Hutter, "Online Batch Selection for Faster Training of Neural Networks", 2015."""
 
     name: ClassVar[str] = "recency"
     summary: ClassVar[str] = "draw a row the more often, the greater its most recent loss is among a worker's rows"

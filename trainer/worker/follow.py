@@ -124,6 +124,11 @@ class GrowingRows:
         if generation > self.loaded:
             if generation > last_generation(self.newest):
                 self._look()
+            if generation > (last := last_generation(self.newest)):
+                raise DataError(
+                    f"{self.newest.uri} ends at generation {last}, but this run has trained on generation {generation}:"
+                    " restore the set"
+                )
             view = as_of(self.newest, generation)
             before = {file.path for file in as_of(self.newest, self.loaded).worker_files(self.worker)}
             files = [file for file in view.worker_files(self.worker) if file.path not in before]
