@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.core.errors import DataError, UsageError
+from tests.clusters.machine import ROOT
 from tests.support.exit_codes import ended
 from tests.support.made_up_study import make_plan
 from trainer.config import Config
@@ -254,6 +256,16 @@ def test_shipped_plans_name_existing_strategies_and_flags(
     for cell in plan.cells():
         case_of(plan, Run(cell, 0), "s", Path("o"))
     assert len(list(plan.runs())) > 1
+
+
+@pytest.mark.parametrize("name", plan_names())
+def test_shipped_plans_say_how_to_fetch_their_data(name: str) -> None:
+    comment = "".join(
+        line for line in (ROOT / "conf" / "study" / f"{name}.toml").read_text().splitlines(True) if line.startswith("#")
+    )
+    inputs = {keys["input"] for keys in find_plan(name).datasets.values()}
+    fetched = {folder.rstrip(".,;") for folder in re.findall(r"make fetch NAME=\w+ TO=(\S+)", comment)}
+    assert fetched >= {each for each in inputs if each.startswith("data/cifar")}
 
 
 @pytest.mark.parametrize("name", ["sync-switch", "sync-switch-quick"])

@@ -132,7 +132,10 @@ def test_ratios_of_what_does_not_spread_are_said_and_not_divided() -> None:
     assert spread_p(still, still) == 1.0
     found = compare(still.tolist(), still.tolist(), margin=0.1)
     assert found is not None
-    assert (found.difference, found.difference_p, found.equivalence_p) == (0.0, 1.0, 1.0)  # nothing can be tested
+    assert (found.difference, found.difference_p, found.equivalence_p) == (0.0, 1.0, 0.0)
+    apart = compare(still.tolist(), (still + 0.2).tolist(), margin=0.1)
+    assert apart is not None
+    assert (apart.difference_p, apart.equivalence_p) == (1.0, 1.0)  # nothing else can be tested
     assert compare([0.1, 0.2], [0.1, 0.2], margin=0.1) is None
 
 
@@ -235,6 +238,13 @@ def test_the_spread_of_one_point_is_the_brown_forsythe_test() -> None:
     assert p == pytest.approx(stats.levene(a[:, 0], b[:, 0], center="median").pvalue)
     distances = [np.abs(x - np.median(x)).mean() for x in (a, b)]
     assert ratio == pytest.approx(distances[0] / distances[1])
+
+
+def test_curves_of_one_side_that_does_not_vary_are_tested_alike() -> None:
+    a, b = np.array([[0.5], [0.51], [0.52]]), np.full((3, 1), 0.51)
+    assert curve_spread(a, b) == (math.inf, pytest.approx(stats.levene(a[:, 0], b[:, 0], center="median").pvalue))
+    assert curve_spread(b, a)[0] == 0
+    assert curve_spread(b, b)[1] == 1
 
 
 def test_more_epochs_of_one_difference_show_it_sooner() -> None:

@@ -278,7 +278,7 @@ def spread_p(a: Floats, b: Floats) -> float:
 def brown_forsythe(a: Floats, b: Floats) -> tuple[float, float]:
     """Return the Brown-Forsythe statistic, and its p-value by the F distribution.
 
-    They are (0, 1) if the distances from the medians do not vary."""
+    They are (0, 1) if the distances from the medians do not vary and are equal on both sides."""
     if not _sd(a) and not _sd(b):
         return 0.0, 1.0
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -304,11 +304,11 @@ def _p_values(statistics: Floats, n: int) -> Floats:
 def equivalence_p(a: Floats, b: Floats, margin: float) -> float:
     """Return the p-value of means that differ by ``margin`` or more, by two one-sided paired t-tests.
 
-    1 if all pairs differ by the same amount, because the tests are then undefined."""
+    If all pairs differ by the same amount, such as runs with equal bits, it is 0 within the margin, and else 1."""
     from statsmodels.stats.weightstats import ttost_paired
 
     if not _sd(a - b):
-        return 1.0
+        return 0.0 if abs(float((a - b).mean())) < margin else 1.0
     return float(ttost_paired(a, b, -margin, margin)[0])
 
 
@@ -340,9 +340,8 @@ def curve_spread(baseline: Floats, member: Floats) -> tuple[float, float]:
     p-value."""
     a = curve_deviations(baseline)
     b = curve_deviations(member)
-    if not b.any():
-        return (math.inf if a.any() else math.nan), (0.0 if a.any() else 1.0)
-    return float(a.mean() / b.mean()), float(stats.ttest_ind(a, b).pvalue)
+    ratio = float(a.mean() / b.mean()) if b.any() else (math.inf if a.any() else math.nan)
+    return ratio, float(stats.ttest_ind(a, b).pvalue) if _sd(a) or _sd(b) else 1.0
 
 
 def rank_correlation(x: Floats, y: Floats) -> float:
@@ -414,7 +413,7 @@ def _power_of_f(n: int, ratio: float, level: float) -> float:
 
 @lru_cache(maxsize=256)
 def smallest_ratio(n: int, level: float = LEVEL) -> float | None:
-    """Return the smallest true sd ratio that n seeds detect with POWER, to two decimals.
+    """Return the smallest true sd ratio that n seeds detect with POWER, rounded up to two decimals.
 
     None if that is more than LARGEST_RATIO, or n is less than 3."""
     low = 1.0
@@ -425,7 +424,7 @@ def smallest_ratio(n: int, level: float = LEVEL) -> float | None:
         # Bisection on a log scale, since power grows with the ratio.
         middle = math.sqrt(low * high)
         low, high = (low, middle) if power(n, middle, level) >= POWER else (middle, high)
-    return round(high, 2)
+    return math.ceil(100 * high) / 100
 
 
 def paired_t_test(b: Floats, a: Floats, level: float = LEVEL) -> tuple[Interval, float]:

@@ -129,7 +129,9 @@ def skewed_values(analysis: Analysis, setting: StudySetting) -> list[str]:
             skewed = f"skewed ({c.skewness:+.1f}, p {p_value(c.skewness_p)})"
             about = f"{member_in_words(analysis, setting, member)}: the final accuracies are {skewed}"
             ps = f"spread p {p_value(c.flipped_spread_p)}, means p {p_value(c.flipped_difference_p)}, not adjusted"
-            sentences.append(f"{about}; by permutations that exchange the two runs of a seed: {ps}.")
+            sentences.append(
+                f"{about}; by exchanges of the accuracies, or of their distances from the medians, of a seed: {ps}."
+            )
     return sentences
 
 
