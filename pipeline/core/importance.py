@@ -36,9 +36,9 @@ def importance(
 ) -> Floats:
     """Return the importance of each row, float64 [rows]; NaN for a row without a loss.
 
-    Losses of a row in the same epoch count as one, their mean. The variance is the unbiased one; with losses of a single
-    epoch it would be 0 for all rows, and the average is returned, as by the authors' code. The result has the same bits
-    for any order of the losses.
+    Losses of a row in the same epoch count as one, their mean. The variance is the unbiased one, and 0 for a row with
+    losses of a single epoch; if that holds for all rows, the average is returned, as by the authors' code. The result has
+    the same bits for any order of the losses.
 
     Args:
         places: the row of each loss, in [0, rows), int64 [L].

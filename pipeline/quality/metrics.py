@@ -157,7 +157,7 @@ class ClassSkew:
 
     Attributes:
         total_variation: half the sum of absolute differences of the shares; 0: equal, 1: no class in common.
-        random_total_variation: its expectation under a random split of the same sizes.
+        random_total_variation: its expectation under a random split of the same sizes, by normal approximation.
         jensen_shannon: Jensen-Shannon divergence in bits; 0: equal, 1: no class in common.
         effective_classes: e to the entropy of a shard's shares: as many equally frequent classes are as diverse.
         whole_effective_classes: the same number for the whole set.

@@ -5,11 +5,13 @@ documentation requires; a file that HDFS's client is still copying (``._COPYING_
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from pipeline.core.errors import UsageError
 from pipeline.core.storage.files import FileInfo
 from pipeline.input.arrivals import BadRecord, digest
 from pipeline.input.files import COMPANIONS, PARTITION, is_evaluation
@@ -52,6 +54,18 @@ def files_of(uri: str, entries: list[FileInfo]) -> list[FileInfo]:
     return sorted(filter(holds_rows, entries), key=lambda file: (file.modified_ms, file.path))
 
 
+def check_below(uri: str, entries: Sequence[FileInfo], checkpoint: str) -> None:
+    """Raise UsageError if a file of a batch does not lie in the source.
+
+    An earlier start with another source may have ended before the set had its first rows, but after Spark planned them."""
+    foreign = next((file.path for file in entries if not file.path.startswith(f"{uri.rstrip('/')}/")), None)
+    if foreign:
+        raise UsageError(
+            f"--source {uri}: the checkpoint {checkpoint} has planned files of another source, such as {foreign}; give that"
+            " --source, or another --checkpoint"
+        )
+
+
 def incoming_files(
     inbox: Inbox, checkpoint: str, late_after_s: float | None, batch: int, frame: DataFrame, _: str, newest_ms: int
 ) -> IncomingBatch:
@@ -78,6 +92,7 @@ def incoming_files(
     ]
     # Keyed by path: Spark lists a batch's files again for each name that looks like a pattern.
     entries = list((planned_by_path | {file.path: file for file in listed_entries}).values())
+    check_below(inbox.uri, entries, checkpoint)
     files = files_of(inbox.uri, entries)
     rows = {file.path for file in files}
     late = [file for file in files if is_late(file.modified_ms, newest_ms, late_after_s)]

@@ -110,7 +110,7 @@ class GenerationRun:
 
         Raises:
             UsageError: the set belongs to another stream.
-            JobError: another run has committed meanwhile; no row of the batch is then in the set.
+            JobError: another run has committed meanwhile. The batch is then repeated, or skipped if it is in the set.
         """
         start = time.monotonic()
         before = read_committed(self.store, self.output)

@@ -62,7 +62,8 @@ def stream_of_topic(
         # Spark reports a missing connector only by an AnalysisException.
         if "kafka" not in str(error).lower():
             raise
-        version = spark.version
+        # There is none for Spark 4.3 yet, on which the one before runs.
+        version = "4.2.0" if spark.version.startswith("4.3.") else spark.version
         raise UsageError(
             f"--source {uri} needs Spark's Kafka connector: spark-submit --packages"
             f" org.apache.spark:spark-sql-kafka-0-10_2.13:{version}"

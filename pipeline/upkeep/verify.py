@@ -55,7 +55,9 @@ def main(argv: Sequence[str]) -> None:
             print(f"{shards.uri}: all {files:,} files exist and have the right size; --deep reads every byte")
         # Leftovers are no damage: readers only use files that the manifest lists.
         if has_leftovers(shards.store, shards):
-            print(f"killed runs have left files beside the set: {as_typed('python -m pipeline clean')} {shards.uri}")
+            print(
+                f"runs, killed or at work, have files beside the set: {as_typed('python -m pipeline clean')} {shards.uri}"
+            )
         return 0
 
     command_line.execute(run, interrupted="run it again")

@@ -87,7 +87,7 @@ def test_clean_says_what_it_would_delete_and_deletes_it_when_told(tmp_path: Path
     before = files_below(output)
     assert before > files_of(output) - {"manifest.json"}
     assert ended("verify", output) == 0
-    assert "killed runs have left files beside the set: python -m pipeline clean" in capsys.readouterr().out
+    assert "runs, killed or at work, have files beside the set: python -m pipeline clean" in capsys.readouterr().out
     assert ended("clean", output) == 0
     out = capsys.readouterr().out
     assert "would be deleted; --yes deletes them" in out

@@ -16,7 +16,7 @@ commit a set with missing files.
 A run that is killed before the put leaves the old set unchanged. After the put the new set is valid, and the next run
 deletes files of the old set that are left. Readers must use the manifest: a plain glob over worker=* can match files of
 both sets during a commit, or after a kill until the next run. A reader that holds an old manifest while its files are
-deleted gets a missing-file error and reads the manifest again."""
+deleted gets a missing-file error and must read the manifest again."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from pipeline.core.json_values import parse_object
 from pipeline.core.npz import from_bytes
 from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.shardset.parts import ShardFile
+from pipeline.core.storage.retries import is_transient, with_retries
 from pipeline.core.storage.store import Store
 
 READ_BYTES = 8 << 20
@@ -38,10 +39,12 @@ def damage_of(store: Store, uri: str, file: ShardFile) -> str | None:
     """Read a whole file and return a line about its damage, or None."""
     path = f"{uri}/{file.path}"
     try:
-        digest, size = _digest_and_size(store, path)
+        digest, size = with_retries(_digest_and_size)(store, path)
     except FileNotFoundError:
         return f"{path} is missing"
     except OSError as error:
+        if is_transient(error):  # of the store, and not of the file
+            raise
         return f"{path} cannot be read: {error}"
     # The size is reported first, because it shows a truncated file; a digest only shows that bytes differ.
     if size != file.bytes:
@@ -54,7 +57,7 @@ def model_damage(store: Store, path: str) -> str | None:
 
     Arrays and metadata are checked; other files, of models that Spark writes itself, must only exist."""
     try:
-        data = store.read(path)
+        data = with_retries(store.read)(path)
         # The manifest has no digests of these files: an .npz file has checksums of its arrays, metadata must be JSON.
         if path.endswith(".npz"):
             from_bytes(data)
@@ -63,6 +66,8 @@ def model_damage(store: Store, path: str) -> str | None:
     except FileNotFoundError:
         return f"{path} is missing"
     except OSError as error:
+        if is_transient(error):
+            raise
         return f"{path} cannot be read: {error}"
     except ValueError as error:
         return f"{path} is damaged: {error}"

@@ -107,7 +107,9 @@ def _plain(error: Exception, path: str, root: str, place: str) -> OSError:
         return PermissionError(f"{path}: no credentials were found; set {keys}")
     if status in ("401", "403") or kind in ("PermissionDeniedError", "UnauthenticatedError") or "ExpiredToken" in reply:
         return PermissionError(f"{path}: {fact}; check the rights of your key on {root}, and {keys}")
-    if status.startswith("3") or status == "400" or "redirect" in text:
+    # S3 answers a request that arrives too slowly with 400, too.
+    is_refused = status == "400" and "RequestTimeout" not in reply
+    if status.startswith("3") or is_refused or "redirect" in text:
         return LastingError(f"{path}: {fact}; check AWS_REGION or fs.s3a.endpoint.region, and the endpoint {place}")
     if isinstance(error, ValueError) or kind in ("InvalidPathError", "NotSupportedError") or status == "501":
         return LastingError(f"{path}: {fact}")

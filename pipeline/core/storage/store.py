@@ -151,7 +151,7 @@ class Store:
         """Replace the content of a file atomically, and make its folder if it is missing.
 
         Readers see the complete old or new content, also if the process is killed, which can leave a temporary file
-        beside it. Costs one put in an object store, elsewhere two operations."""
+        beside it. Costs one put in an object store, in parts above 5 MiB, elsewhere two operations."""
         files = self.files(uri)
         if isinstance(files, ObjectFiles):
             return with_retries(files.put)(uri, data)
