@@ -124,6 +124,7 @@ class GrowingRows:
         if generation > self.loaded:
             if generation > last_generation(self.newest):
                 self._look()
+            # The set was restored from a copy that lacks rows of this run.
             if generation > (last := last_generation(self.newest)):
                 raise DataError(
                     f"{self.newest.uri} ends at generation {last}, but this run has trained on generation {generation}:"
