@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from pyspark.sql import DataFrame
 
-from pipeline.core.errors import DataError
+from pipeline.core.errors import DataError, UsageError
 from pipeline.stream import inbox as inbox_module
 from pipeline.stream.files import arrivals
 from pipeline.stream.generation import IncomingBatch
@@ -56,6 +56,16 @@ def write(path: Path, data: bytes, time_s: float = 1000) -> Path:
     path.write_bytes(data)
     os.utime(path, (time_s, time_s))
     return path
+
+
+def test_planned_files_of_another_source_are_refused(tmp_path: Path, source: Path) -> None:
+    """An earlier start with another source may have left its first batch in the checkpoint."""
+    (tmp_path / "other").mkdir()
+    files = [write(source / "a.bin", b"12345678"), write(tmp_path / "other" / "b.bin", b"12345678")]
+    before = files_below(tmp_path)
+    with pytest.raises(UsageError, match=r"has planned files of another source, such as .*/other/b\.bin; give that"):
+        arrive(open_inbox(tmp_path), 0, *files)
+    assert files_below(tmp_path) == before
 
 
 def test_a_change_after_a_file_was_taken_is_told_once(tmp_path: Path, source: Path) -> None:

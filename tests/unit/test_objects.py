@@ -98,6 +98,7 @@ def error(code: str, message: str) -> bytes:
         (404, error("NoSuchBucket", "None."), LastingError, "there is no bucket s3://bucket at http://127.0.0.1"),
         (501, error("NotImplemented", "A header is not."), LastingError, "A header is not."),
         (503, error("SlowDown", "Reduce your rate."), OSError, "Reduce your rate.; check that http://127.0.0.1"),
+        (400, error("RequestTimeout", "It was not read."), OSError, "It was not read.; check that http://127.0.0.1"),
     ],
 )  # fmt: skip
 def test_what_a_store_refuses_is_one_line_with_the_next_step(
@@ -105,11 +106,11 @@ def test_what_a_store_refuses_is_one_line_with_the_next_step(
 ) -> None:
     monkeypatch.setattr(object_client, "RETRIES", 1)
     with answering(status, body) as store, pytest.raises(OSError, match=expected) as caught:
-        store.write_new("s3://bucket/file", b"data") if status != 503 else store.files("s3://bucket/").list(
+        store.write_new("s3://bucket/file", b"data") if kind is not OSError else store.files("s3://bucket/").list(
             "s3://bucket/x"
         )
     assert type(caught.value) is kind
-    assert is_transient(caught.value) == (status == 503)
+    assert is_transient(caught.value) == (kind is OSError)
     line = str(caught.value)
     assert "\n" not in line
     assert len(line) < 300

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from pipeline.core.shardset import damage
 from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import ShardSet, open_committed
 from pipeline.core.storage.store import Store
+from pipeline.input.dataset import serial
 from pipeline.upkeep.clean import clean, leftovers
 from pipeline.upkeep.contents import describe, details, workers_table
 from tests.support.commits import commit, files_of, killed_at, whole
@@ -39,6 +41,19 @@ def test_of_many_workers_the_first_and_the_last_are_told(tmp_path: Path) -> None
     assert text.splitlines()[-2].split()[0] == "99"
     assert dict(describe(made))["workers"] == "100, 40 to 40 rows each"
     assert dict(details(made))["parameters"] == "none"
+
+
+def test_an_unreachable_store_is_not_told_as_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit(Store(), tmp_path, "first", 2)
+    shards = open_committed(Store(), str(tmp_path))
+
+    def fail(store: Store, path: str) -> NoReturn:
+        raise ConnectionError("the store does not answer")
+
+    monkeypatch.setattr(damage, "with_retries", lambda function: function)
+    monkeypatch.setattr(Store, "open", fail)
+    with pytest.raises(ConnectionError, match="does not answer"):
+        damage.all_damage(shards, serial)
 
 
 @pytest.mark.parametrize(("damage", "shallow", "deep"), [("none", 0, 0), ("byte", 0, 3), ("cut", 3, 3), ("gone", 3, 3)])

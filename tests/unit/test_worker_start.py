@@ -1,0 +1,28 @@
+"""The start of a worker's process, before it connects to servers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.errors import DataError
+from tests.support.configs import make_config
+from tests.support.trainer_sets import rows_of, write_shards
+from trainer.config import RunFacts
+from trainer.data.opening import open_shards
+from trainer.home.folders import Folders
+from trainer.transport.sockets import Secret
+from trainer.worker.process import main
+
+
+def test_a_worker_of_a_set_that_was_replaced_ends(tmp_path: Path) -> None:
+    """Its rows would not be those on which the other workers train."""
+    shards = write_shards(tmp_path / "set", [rows_of(20, 2), rows_of(20, 3, 100)], None)
+    digest = open_shards(str(shards)).digest
+    write_shards(tmp_path / "set", [rows_of(20, 4), rows_of(20, 5, 100)], None)
+    assert open_shards(str(shards)).digest != digest
+    config = make_config(shards, output=str(tmp_path / "run"), model="logistic", steps=1, batch_size=2)
+    facts = RunFacts(2, 40, 1, 0, shards=digest)
+    with pytest.raises(DataError, match="was replaced by another set while this run trained on it"):
+        main(config, facts, 1, ["ipc://@none"], Secret("token"), 1, 0, Folders.from_home(tmp_path / "run"))
