@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pandas as pd
@@ -145,12 +145,19 @@ def record(version: int, count: int, *, accepted: bool = True) -> Record:
     return Record(version, 0, 0, 0, 0, StepMeasurements(count, 0.0, 0, 0.1, row_losses=rows), accepted)
 
 
-def test_a_failed_write_loses_no_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next checkpoint has them. Refused gradients and later versions are not written."""
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_failed_write_loses_no_example(is_stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next checkpoint has them, once. Refused gradients and later versions are not written."""
     ledger = ExampleLedger(tmp_path, 7)
     ledger.add([record(1, 2), record(1, 3, accepted=False), record(2, 1)], 0.5)
+
+    def fail(path: Path, data: bytes) -> NoReturn:
+        if is_stored:  # and only the answer was lost
+            path.write_bytes(data)
+        raise OSError("full")
+
     with monkeypatch.context() as patch:
-        patch.setattr(example_ledger, "write_whole", lambda *_: (_ for _ in ()).throw(OSError("full")))
+        patch.setattr(example_ledger, "write_whole", fail)
         with pytest.raises(OSError, match="full"):
             ledger.write(1)
     ledger.add([record(3, 1)], 1.25)

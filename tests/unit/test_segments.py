@@ -20,7 +20,7 @@ from tests.support.configs import make_config
 from tests.support.full_disk import limited_files
 from trainer.home import segments
 from trainer.home.folders import Folders
-from trainer.home.place import StorePlace, listing, write_whole
+from trainer.home.place import Place, StorePlace, listing, write_whole
 from trainer.home.segments import (
     Log,
     SupersededError,
@@ -341,6 +341,29 @@ def test_a_frozen_start_writes_nothing_after_a_later_one(near: StorePlace, tmp_p
     complete_log(later_of := begin_start(near, folder(tmp_path, "settling")))
     write_whole(near / SEGMENTS / late, b"of the frozen one\n")
     assert log_of(begin_start(near, folder(tmp_path, "after")))[METRICS] == log_of(later_of)[METRICS] == b"a\nb\n"
+
+
+def test_a_start_that_stalls_at_its_end_keeps_a_later_ones_log(
+    near: StorePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last writes may wait for the home until another host has begun."""
+    slow = begin_start(near, folder(tmp_path, "slow"))
+    add(slow, METRICS, "a")
+    later: list[Folders] = []
+
+    def write_late(place: Place, data: bytes) -> None:
+        if not later:
+            later.append(begin_start(near, folder(tmp_path, "later")))
+            add(later[0], METRICS, "b")
+            copy(later[0])
+        write_whole(place, data)
+
+    copy(slow)
+    with monkeypatch.context() as patch:
+        patch.setattr(segments, "write_whole", write_late)
+        with pytest.raises(SupersededError, match="later start"):
+            complete_log(slow)
+    assert log_of(begin_start(near, folder(tmp_path, "last")))[METRICS] == b"a\nb\n"
 
 
 def test_a_new_run_has_nothing_of_an_earlier_frozen_start(near: StorePlace, tmp_path: Path) -> None:

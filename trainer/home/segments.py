@@ -305,6 +305,9 @@ def complete_log(folders: Folders) -> None:
     for file in APPENDED:
         if (folders.work / file).exists():
             write_whole(folders.home / file, (folders.work / file).read_bytes())
+    # The writes may have waited for the home longer than another host for the lease.
+    if look(folders.home).last_start > int(folders.source):
+        raise SupersededError(f"{folders.home} is in use by a later start of the run; this one ends")
     # The mark comes after the files and before the deletions, so that a kill in between loses nothing.
     mark = f"{folders.source}.settled"
     write_whole(folders.home / SEGMENTS / mark, b"")

@@ -61,6 +61,7 @@ class ExampleLedger:
         self._entries: list[LedgerEntry] = []  # that are in no file, by version
         self._is_void = False
         self._has_folder = False
+        self._doubtful: Place | None = None  # the file of a write that failed
         self._lock = threading.Lock()  # of the entries
         self._writing = threading.Lock()  # held as long as a file is written
 
@@ -88,8 +89,13 @@ class ExampleLedger:
             if not self._has_folder:
                 make(self.folder)
             self._has_folder = False
+            # A write that failed may have stored its file, if only the answer was lost. Its entries are written again.
+            if self._doubtful:
+                self._doubtful.unlink(missing_ok=True)
+            self._doubtful = path = self.folder / f"{version:08d}-{self.generation}.parquet"
             # Entries are added meanwhile: the owner's thread must not wait for a slow store.
-            write_whole(self.folder / f"{version:08d}-{self.generation}.parquet", to_parquet(entries))
+            write_whole(path, to_parquet(entries))
+            self._doubtful = None
             self._has_folder = True
             with self._lock:
                 del self._entries[: len(entries)]
