@@ -276,12 +276,6 @@ def strategy_of_flags(args: argparse.Namespace) -> Strategy:
 def read_request(args: argparse.Namespace) -> Request:
     """Return the request that the flags describe, with {ds} and {run_id} filled in. Raises UsageError."""
     interval = read_interval(args)
-    if args.ds and not re.fullmatch(r"\d{4}-\d{2}-\d{2}([T_-][\w:+.-]*)?", args.ds):
-        raise UsageError(f"--ds {args.ds!r} is not a date like 2026-01-31")
-
-    if args.run_id and (not re.fullmatch(r"[\w:+.-]+", args.run_id) or ".." in args.run_id):
-        raise UsageError(f"--run-id {args.run_id!r} may contain only letters, digits and _ : + . -")
-
     output = fill_in(args.output, args)
     source = fill_in(args.input, args)
     ratios = _ratios(args)
@@ -331,7 +325,12 @@ def layout_options(args: argparse.Namespace) -> ReadOptions:
 
 
 def read_interval(args: argparse.Namespace) -> dict[str, str]:
-    """Return the data interval of a batch run by its flag; empty without one."""
+    """Return the data interval of a batch run by its flag; empty without one. Raises UsageError."""
+    if args.ds and not re.fullmatch(r"\d{4}-\d{2}-\d{2}([T_-][\w:+.-]*)?", args.ds):
+        raise UsageError(f"--ds {args.ds!r} is not a date like 2026-01-31")
+    # It becomes a part of paths.
+    if args.run_id and (not re.fullmatch(r"[\w:+.-]+", args.run_id) or ".." in args.run_id):
+        raise UsageError(f"--run-id {args.run_id!r} may contain only letters, digits and _ : + . -")
     return {key: getattr(args, key) for key in ("ds", "run_id") if getattr(args, key)}
 
 

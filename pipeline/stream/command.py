@@ -139,6 +139,8 @@ def run_stream(prog: str, description: str | None, argv: Sequence[str] | None = 
 
     prog, description: name and help of the command; argv: its arguments (default: the process's own)."""
     args = parse(stream_parser(prog, description), argv)
+    args.source = cli.fill_in(args.source, args)
+    args.checkpoint = args.checkpoint and cli.fill_in(args.checkpoint, args)
     request = read_request(args)
     trigger = read_trigger(args.trigger)
     if args.batch_limit is not None and not 1 <= args.batch_limit <= MOST_FILES:

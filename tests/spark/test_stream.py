@@ -211,7 +211,7 @@ def test_rows_through_files_by_ranges_of_workers_are_dealt_alike(
     spark: SparkSession, tmp_path: Path, files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As for more workers than a task can hold row groups of."""
-    monkeypatch.setattr("pipeline.stream.batch.workers_per_task", lambda workers, size: 2)
+    monkeypatch.setattr("pipeline.spark.source.workers_per_task", lambda workers, size: 2)
     for batch, file in enumerate(files):
         take(spark.sparkContext, tmp_path / "set", batch, [file], 5, window_rows=400)
     shards = check_set(tmp_path / "set", IMAGES, LABELS)

@@ -128,6 +128,8 @@ def test_killed_committing_processes_lose_and_double_nothing(tmp_path: Path) -> 
             ("--source", "IN", "--workers", "2", "--kafka-option", "a.b=c"),
             "--kafka-option applies to messages, but --source",
         ),
+        (("--source", "IN/{ds}", "--workers", "2"), "contains {ds}, but --ds is not given"),
+        (("--source", "IN", "--workers", "2", "--run-id", "../x"), "--run-id '../x' may contain only letters"),
         (("--source", "IN", "--workers", "2", "--late-after", "nan"), "--late-after must be a positive number"),
         (("--source", "IN[1]", "--workers", "2"), "as a pattern; choose a folder without them"),
     ],

@@ -1,7 +1,8 @@
-"""The start of a worker's process, before it connects to servers."""
+"""The start of the processes that read a set: it must be the one on which the run began."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,18 +12,25 @@ from tests.support.configs import make_config
 from tests.support.trainer_sets import rows_of, write_shards
 from trainer.config import RunFacts
 from trainer.data.opening import open_shards
+from trainer.evaluation import process as evaluator
 from trainer.home.folders import Folders
 from trainer.transport.sockets import Secret
-from trainer.worker.process import main
+from trainer.worker import process as worker
 
 
-def test_a_worker_of_a_set_that_was_replaced_ends(tmp_path: Path) -> None:
-    """Its rows would not be those on which the other workers train."""
+@pytest.mark.parametrize("role", ["worker", "evaluator"])
+def test_a_process_of_a_set_that_was_replaced_ends(role: str, tmp_path: Path) -> None:
+    """Its rows would not be those of the other processes."""
     shards = write_shards(tmp_path / "set", [rows_of(20, 2), rows_of(20, 3, 100)], None)
     digest = open_shards(str(shards)).digest
     write_shards(tmp_path / "set", [rows_of(20, 4), rows_of(20, 5, 100)], None)
     assert open_shards(str(shards)).digest != digest
     config = make_config(shards, output=str(tmp_path / "run"), model="logistic", steps=1, batch_size=2)
     facts = RunFacts(2, 40, 1, 0, shards=digest)
+    folders = Folders.from_home(tmp_path / "run")
+    starts = {
+        "worker": partial(worker.main, config, facts, 1, ["ipc://@none"], Secret("token"), 1, 0, folders),
+        "evaluator": partial(evaluator.main, config, folders, facts.shards),
+    }
     with pytest.raises(DataError, match="was replaced by another set while this run trained on it"):
-        main(config, facts, 1, ["ipc://@none"], Secret("token"), 1, 0, Folders.from_home(tmp_path / "run"))
+        starts[role]()

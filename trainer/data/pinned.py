@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import DataError, UsageError
 from pipeline.core.shardset.generations import as_of, generations
 from trainer.config import SEPARATOR, Data
 from trainer.data.mixture import open_mixture
@@ -12,14 +12,21 @@ from trainer.data.opening import open_shards
 from trainer.data.shards import Shards
 
 
-def open_pinned(data: Data, *, num_workers: int | None = None) -> Shards:
+def open_pinned(data: Data, *, num_workers: int | None = None, digest: str = "") -> Shards:
     """Open the set or the mixture of a run, as it was at the generation that the run is pinned to, if any.
 
-    Its ``mean`` is the one that the run subtracts. Raises as ``open_shards`` and ``pin_generation``."""
+    Its ``mean`` is the one that the run subtracts. Raises as ``open_shards`` and ``pin_generation``, and DataError if
+    the set has another digest than ``digest``, which is that of the running run; "" for any."""
     if data.mix:
         shards = open_mixture(data.shards.split(SEPARATOR), num_workers=num_workers)
     else:
         shards = pin_generation(open_shards(data.shards, num_workers=num_workers), data.generation)
+    # A process that is started again must not read other rows than the others.
+    if digest and shards.digest != digest:
+        raise DataError(
+            f"{shards.uri} was replaced by another set while this run trained on it: restore the set, or start anew with"
+            " --overwrite"
+        )
     return replace(shards, normalise=data.normalise)
 
 

@@ -26,13 +26,13 @@ TOLD_POLL_S = 60.0
 FAR_POLL_S = 15.0
 
 
-def main(config: Config, folders: Folders, *, stop: threading.Event | None = None) -> None:
+def main(config: Config, folders: Folders, digest: str = "", *, stop: threading.Event | None = None) -> None:
     """Evaluate the checkpoints of epoch ends in the home as they appear, by version, up to the final one of the run.
 
     Returns earlier if ``stop`` is set and all present checkpoints are done. Failed writes are retried. Raises DataError
-    or OSError if the shards, and DataError if the final checkpoint cannot be read."""
+    or OSError if the shards, and DataError if the final checkpoint cannot be read, or if the set has another digest."""
     stop = stop or threading.Event()
-    shards = replace(open_pinned(config.data), mapped=folders.rows, kept=folders.kept)
+    shards = replace(open_pinned(config.data, digest=digest), mapped=folders.rows, kept=folders.kept)
     evaluator = Evaluator(config, shards, folders)
     while True:
         kick()

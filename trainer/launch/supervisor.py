@@ -184,7 +184,7 @@ class Supervisor:
         if role.kind == "worker":
             share = self.plan.threads_per_worker, self.workers.index(role.index), self.folders
             return Child(name, log, "trainer.worker.process", *run, role.index, self.addresses, self.secret, *share)
-        return Child(name, log, "trainer.evaluation.process", self.config, self.folders)
+        return Child(name, log, "trainer.evaluation.process", self.config, self.folders, self.facts.shards)
 
     def _look_after(self) -> None:
         """Wait up to POLL_S for an event; restart processes that have ended, and kill those that hang."""

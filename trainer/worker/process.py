@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from pipeline.core.errors import DataError
 from trainer.config import Config, RunFacts
 from trainer.data.batches import Batches, build_batches
 from trainer.data.cohorts import build_cohort_batches
@@ -61,13 +60,7 @@ def main(
     """
     torch.set_num_threads(threads)
     num_shards = None if config.cohorts.entries else facts.num_workers
-    opened = open_pinned(config.data, num_workers=num_shards)
-    # A worker that is started again must not train on other rows than the others.
-    if facts.shards and opened.digest != facts.shards:
-        raise DataError(
-            f"{opened.uri} was replaced by another set while this run trained on it: restore the set, or start anew with"
-            " --overwrite"
-        )
+    opened = open_pinned(config.data, num_workers=num_shards, digest=facts.shards)
     shards = replace(opened, mapped=folders.rows, kept=folders.kept)
     network = build_network(config, shards)
     batches = _batches(config, facts, shards, worker, network, folders)
