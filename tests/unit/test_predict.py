@@ -18,7 +18,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 
-from pipeline.core.errors import DataError, UsageError
+from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.storage.store import Store
 from tests.conftest import write_binary
 from tests.support.configs import make_config
@@ -36,6 +36,7 @@ from trainer.models.tasks import CLASSIFICATION
 from trainer.runlog.result import Result
 from trainer.simulate import SimulationSettings, simulate
 from trainer.tables import resumable
+from trainer.tables.resumable import TableFile
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 QUIET = Options(silent=True, report=False)
@@ -201,6 +202,23 @@ def test_threads_sleep_while_they_wait(
     with pytest.raises(DataError):
         program([*run, "--input", str(tmp_path / "none"), "--output", str(tmp_path / "t"), "--device", "cpu"])
     assert os.environ["OMP_WAIT_POLICY"] == policy
+
+
+def test_an_input_that_changes_while_it_is_read_is_refused(
+    run: Result, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table must not mix the rows of two inputs."""
+    copy = Path(shutil.copytree(source, tmp_path / "source"))
+    write_parts = TableFile.write_parts
+
+    def write_and_change(self: TableFile, *args: Any) -> None:
+        write_parts(self, *args)
+        os.utime(sorted(path for path in copy.rglob("*") if path.is_file())[0], (0, 0))
+
+    monkeypatch.setattr(TableFile, "write_parts", write_and_change)
+    with pytest.raises(JobError, match="source has changed while it was read; run it again"):
+        predict(PredictOptions(run=str(run.output), output=str(tmp_path / "table"), input=str(copy), **FAST))
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 class Killed(Exception):

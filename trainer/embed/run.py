@@ -24,7 +24,7 @@ from trainer.models.networks.autoencoder import code_length
 from trainer.plan import usable_cores
 from trainer.tables.progress import TableProgress
 from trainer.tables.resumable import TableFile, spans_of
-from trainer.tables.rows import open_rows, read_rows
+from trainer.tables.rows import open_rows, read_rows, refuse_change
 
 METADATA_KEY = b"sharding.embedding"
 RECIPE = 1  # version of the network, the loss and all else that no flag sets; changes if vectors change
@@ -80,6 +80,7 @@ def embed(embedding: Embedding) -> EmbeddingResult:
         progress.phase = "embed"
         table.write_parts(spans, partial(_encode, fitting, dataset), progress)
     about = {"length": length, "rows": dataset.rows, "explained": explained, "asked": embedding.identity()}
+    refuse_change(store, embedding, dataset, table)
     table.finish(len(spans), table_schema(length), about)
     return EmbeddingResult(table.uri, True, dataset.rows, length, explained)
 

@@ -21,7 +21,7 @@ from trainer.models.devices import compute_reproducibly, pick_device
 from trainer.plan import usable_cores
 from trainer.tables.progress import TableProgress
 from trainer.tables.resumable import TableFile, spans_of
-from trainer.tables.rows import open_rows, read_rows
+from trainer.tables.rows import open_rows, read_rows, refuse_change
 
 METADATA_KEY = b"sharding.predictions"
 FORMAT = 1  # of the table; changes if its columns change
@@ -75,6 +75,7 @@ def predict(prediction: PredictOptions) -> PredictionResult:
     compute = partial(_predict_range, classifier, device, dataset, prediction.batch_size)
     table.write_parts(spans, compute, TableProgress(prediction.quiet, "predict"))
     about = {"model": classifier.digest, "rows": dataset.rows, "classes": classifier.metadata.classes}
+    refuse_change(store, prediction, dataset, table)
     table.finish(len(spans), _schema(classifier), about)
     return PredictionResult(table.uri, True, dataset.rows)
 

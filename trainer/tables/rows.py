@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import JobError, UsageError
 from pipeline.core.shardset.manifest import open_committed
 from pipeline.core.storage.store import Store
 from pipeline.input.committed import committed_dataset
@@ -15,6 +15,7 @@ from pipeline.input.read_options import ReadOptions
 from trainer.home.enclosing import enclosing_set
 from trainer.home.place import place_of
 from trainer.tables.options import TableOptions
+from trainer.tables.resumable import TableFile
 
 Images = npt.NDArray[np.uint8]
 
@@ -40,6 +41,15 @@ def open_rows(store: Store, options: TableOptions) -> Dataset:
         image_column=options.image_column,
     )
     return discover(store, store.resolve(options.input), run=serial, read_options=read_options)
+
+
+def refuse_change(store: Store, options: TableOptions, dataset: Dataset, table: TableFile) -> None:
+    """Raise JobError, and delete the table's work folder, if files of --input have changed since they were opened.
+
+    Files of a set do not change. dataset: the rows that the table was made of."""
+    if options.input is not None and open_rows(store, options).listing() != dataset.listing():
+        table.clear()
+        raise JobError(f"{dataset.uri} has changed while it was read; run it again")
 
 
 def read_rows(dataset: Dataset, low: int, high: int) -> npt.NDArray[np.uint8 | np.float32]:
