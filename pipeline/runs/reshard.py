@@ -15,6 +15,7 @@ from pipeline.core.errors import DataError, UsageError
 from pipeline.core.json_values import build
 from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.shardset.contract import Manifest
+from pipeline.core.shardset.generations import STREAM_STATE
 from pipeline.core.shardset.manifest import ShardSet, open_committed
 from pipeline.core.shardset.versions import NAME
 from pipeline.doctor.beforehand import check_inputs
@@ -136,10 +137,13 @@ def resolved_params(manifest: Manifest) -> dict[str, Any]:
 
 
 def stored_models(shards: ShardSet | None) -> tuple[tuple[str, str], ...]:
-    """Return the files of a set's fitted models, or none without a set: (current path, path under _model)."""
+    """Return the files of a set's fitted models, or none without a set: (current path, path under _model).
+
+    The counters of a stream are left out: it may delete them meanwhile, and a set that does not grow needs none."""
     if shards is None:
         return ()
-    return tuple((f"{shards.uri}/{path}", path.split("/", 2)[2]) for path in shards.manifest.model or ())
+    names = [(path, path.split("/", 2)[2]) for path in shards.manifest.model or ()]
+    return tuple((f"{shards.uri}/{path}", name) for path, name in names if not name.startswith(f"{STREAM_STATE}/"))
 
 
 def read_strategy(shards: ShardSet) -> Strategy:

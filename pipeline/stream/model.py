@@ -13,7 +13,7 @@ from pipeline.clustering.hashes import Hashes
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.npz import from_bytes
 from pipeline.core.shardset.commit import Move
-from pipeline.core.shardset.generations import name_of_model
+from pipeline.core.shardset.generations import STREAM_STATE, name_of_model
 from pipeline.core.shardset.manifest import ShardSet, open_committed
 from pipeline.core.storage.store import Store
 from pipeline.input.scan import Scan
@@ -24,7 +24,6 @@ from pipeline.strategies.hash import Hash
 from pipeline.stream.buckets import StreamState
 
 HASHES = "hashes"
-STATE = "buckets"
 ARRAYS = "arrays.npz"
 
 
@@ -66,15 +65,15 @@ def save_hashes(context: SparkContext, store: Store, hashes: Hashes, staging: st
 
 def save_state(store: Store, state: StreamState, staging: str) -> Move:
     """Write the counters to the attempt's folder and return the file to move."""
-    path = f"_model/{STATE}/{ARRAYS}"
-    store.makedirs(f"{staging}/_model/{STATE}")
+    path = f"_model/{STREAM_STATE}/{ARRAYS}"
+    store.makedirs(f"{staging}/_model/{STREAM_STATE}")
     store.write_new(f"{staging}/{path}", state.to_bytes())
     return f"{staging}/{path}", path
 
 
 def load_state(shards: ShardSet) -> StreamState:
     """Return the counters of a set. Raises DataError if they are missing or damaged."""
-    path, data = _read(shards, STATE)
+    path, data = _read(shards, STREAM_STATE)
     try:
         return StreamState.from_bytes(data)
     except ValueError as error:

@@ -238,6 +238,7 @@ def test_the_report_and_resharding_take_a_set_of_generations(
     dealt = pipeline.reshard(
         spark, input=str(tmp_path / "set"), output=str(tmp_path / "two"), num_workers=2, report=False
     )
+    assert {path.split("/")[2] for path in dealt.shards.manifest.model or ()} == {"hashes"}
     rows = [row for row in rows_of(dealt.shards) if row["copy"] == 0]
     assert sorted(row["id"] for row in rows) == list(range(900))
     # Files of the usual size, which is how a set of many generations is compacted.

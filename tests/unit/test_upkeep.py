@@ -14,6 +14,7 @@ from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import ShardSet, open_committed
 from pipeline.core.storage.store import Store
 from pipeline.input.dataset import serial
+from pipeline.upkeep import verify as verify_command
 from pipeline.upkeep.clean import clean, leftovers
 from pipeline.upkeep.contents import describe, details, workers_table
 from tests.support.commits import commit, files_of, killed_at, whole
@@ -41,6 +42,22 @@ def test_of_many_workers_the_first_and_the_last_are_told(tmp_path: Path) -> None
     assert text.splitlines()[-2].split()[0] == "99"
     assert dict(describe(made))["workers"] == "100, 40 to 40 rows each"
     assert dict(details(made))["parameters"] == "none"
+
+
+def test_a_set_that_is_replaced_while_it_is_verified_is_intact(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(Store(), tmp_path, "first", 2)
+    check = verify_command.verify
+
+    def replace_and_check(shards: ShardSet, *, deep: bool) -> list[str]:
+        if shards.manifest.version == 1:
+            commit(Store(), tmp_path, "second", 2)
+        return check(shards, deep=deep)
+
+    monkeypatch.setattr(verify_command, "verify", replace_and_check)
+    assert ended("verify", tmp_path, "--deep") == 0
+    assert "intact, every byte" in capsys.readouterr().out
 
 
 def test_an_unreachable_store_is_not_told_as_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

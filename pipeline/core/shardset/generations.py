@@ -153,6 +153,9 @@ def _models(before: list[str] | None, new: list[str] | None) -> list[str] | None
     return [*by_name.values()] or None
 
 
+STREAM_STATE = "buckets"  # the model that a stream replaces at each append
+
+
 def name_of_model(path: str) -> str:
     """Return a model file's path without its version: ``hash/arrays.npz`` for ``_model/v1-0123abcd/hash/arrays.npz``."""
     return path.removeprefix(MODEL).partition("/")[2]
