@@ -294,6 +294,11 @@ def supported_pairs() -> Iterator[tuple[str, list[str], str]]:
             words += ["--example-table", "t"] if SAMPLERS[sampler].column else []
             is_refused = protocol and protocols[name].strip("[").partition("]")[0] != "all"
             line = f"--exchange {name} has {has}: leave out --protocol {protocol}" if is_refused else ""
+            if protocol and not is_refused and sampler == "recency" and not PROTOCOLS[protocol].reads_own_writes:
+                line = (
+                    f"--sampling recency needs a worker's losses before its next mini-batch, but --protocol {protocol} may"
+                    " apply them later: give another --protocol, such as asp, or another --sampling"
+                )
             yield name, words, line
             if flags and not protocol:
                 line = f"needs passes over fixed rows: leave out --sampling {sampler}" if f"`{sampler}`" in but else ""
