@@ -15,7 +15,7 @@ from pipeline.core.errors import DataError, UsageError
 from pipeline.core.json_values import build
 from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.shardset.contract import Manifest
-from pipeline.core.shardset.generations import STREAM_STATE
+from pipeline.core.shardset.generations import STREAM_STATE, name_of_model
 from pipeline.core.shardset.manifest import ShardSet, open_committed
 from pipeline.core.shardset.versions import NAME
 from pipeline.doctor.beforehand import check_inputs
@@ -142,7 +142,7 @@ def stored_models(shards: ShardSet | None) -> tuple[tuple[str, str], ...]:
     The counters of a stream are left out: it may delete them meanwhile, and a set that does not grow needs none."""
     if shards is None:
         return ()
-    names = [(path, path.split("/", 2)[2]) for path in shards.manifest.model or ()]
+    names = [(path, name_of_model(path)) for path in shards.manifest.model or ()]
     return tuple((f"{shards.uri}/{path}", name) for path, name in names if not name.startswith(f"{STREAM_STATE}/"))
 
 
