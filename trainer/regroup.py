@@ -28,7 +28,7 @@ from trainer.gossip.weave import foreign_steps
 from trainer.home.place import Place, listing
 from trainer.options import Options
 from trainer.run_files import FOLLOWED
-from trainer.runlog.run_folder import RunRecord, SavedRun, has_stopped_early, is_finished
+from trainer.runlog.run_folder import RunRecord, SavedRun, is_finished
 from trainer.sampling.mixture import changed_mix
 
 
@@ -251,9 +251,9 @@ def _resumed(context: RunContext, change: Regrouping, resumption: Resumption, *,
     # Its newest checkpoint would be written again as the end of a run of the new workers, who have done nothing. A run that
     # has converged is finished at any of its steps.
     is_over = result.config.steps_per_worker(record.rows) <= result.config.cohorts.present.clock
-    if has_stopped_early(context.home) and stop_of(context.checkpoints, context.config):
+    if stop_of(context.checkpoints, _with_cohorts(context, record.cohorts).config):
         raise UsageError(
-            f"{context.home} holds a run that --patience has ended early: {request} instead of {last.size} need another"
+            f"{context.home} holds a run that --patience ends early: {request} instead of {last.size} need another"
             " --patience, or none, too"
         )
     if is_over or (may_have_converged(context, record) and is_finished(context.home)):

@@ -50,18 +50,25 @@ def replace_below(shards: ShardSet, path: str, data: bytes) -> None:
     """Write a file beside a set's manifest atomically, replacing an older one.
 
     Another run that cleans up may delete the draft, because it does not know its owner. The file is then written again,
-    as long as this set is the committed one. Raises JobError once it is not."""
+    as long as this set is the committed one. Raises JobError once it is not, and leaves no file of this set."""
     store = shards.store
     uri = shards.uri
     while True:
         fresh = f"{uri}/_{path}-{uuid.uuid4().hex[:8]}"
         store.write_new(fresh, data)
+        is_swept = False
         try:
-            return store.rename(fresh, f"{uri}/{path}", overwrite=True)
+            store.rename(fresh, f"{uri}/{path}", overwrite=True)
         except FileNotFoundError:
-            committed = read_committed(store, uri)
-            if committed is None or committed.manifest != shards.manifest:
-                raise JobError(f"another run has replaced the set in {uri}, which has a report of its own") from None
+            is_swept = True
+        # Also after the rename, because another run may have committed while this one measured.
+        committed = read_committed(store, uri)
+        if committed is None or committed.manifest != shards.manifest:
+            if not is_swept:
+                store.delete(f"{uri}/{path}")
+            raise JobError(f"another run has replaced the set in {uri} meanwhile; sharding report measures the new one")
+        if not is_swept:
+            return
 
 
 def run_in_few(context: SparkContext, fn: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:

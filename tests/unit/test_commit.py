@@ -540,6 +540,9 @@ def test_a_report_whose_draft_was_swept_is_written_again(tmp_path: Path) -> None
     with pytest.raises(JobError, match="another run has replaced the set"):
         replace_below(late, "report.html", b"of a")
     assert not (tmp_path / "report.html").exists()
+    with pytest.raises(JobError, match="another run has replaced the set"):
+        replace_below(shards, "report.html", b"of a, measured until b was committed")
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_a_report_does_not_outlive_the_set_it_tells_of(place: str) -> None:

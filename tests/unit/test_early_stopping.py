@@ -176,7 +176,7 @@ def test_a_resume_with_more_patience_trains_on(shards: Path, tmp_path: Path, exc
     assert same.updates == done.updates
     written = (tmp_path / "run" / "config.json").read_bytes()
     with pytest.raises(
-        UsageError, match=r"ended early: --workers 3 --batch-size .* need another --patience, or none, too"
+        UsageError, match=r"ends early: --workers 3 --batch-size .* need another --patience, or none, too"
     ):
         stopped(shards, tmp_path / "run", RESUME, workers=3, **values)
     assert (tmp_path / "run" / "config.json").read_bytes() == written
@@ -255,13 +255,15 @@ def decide_for(root: Path, version: int) -> None:
     write_decision(root, StopDecision(version, read_state(root, version).generation, 3, 5, 0.0, 1, 1.5))
 
 
-def test_a_late_decision_ends_a_resume_with_other_workers(shards: Path, tmp_path: Path) -> None:
-    """The run has gone on after the decision. Other workers begin with its checkpoint, not with the newest."""
+def test_a_late_decision_is_obeyed_before_workers_change(shards: Path, tmp_path: Path) -> None:
+    """The run has gone on after the decision. A resume with its own workers ends it with the checkpoint of the decision."""
     run(shards, tmp_path / "run", epochs=4, patience=5)
     root = tmp_path / "run" / "checkpoints"
     earlier = whole(root)[-2]
     decide_for(root, earlier)
-    done = run(shards, tmp_path / "run", RESUME, epochs=6, patience=5, workers=3)
+    with pytest.raises(UsageError, match=r"a run that --patience ends early: .*need another --patience, or none, too"):
+        run(shards, tmp_path / "run", RESUME, epochs=6, patience=5, workers=3)
+    done = run(shards, tmp_path / "run", RESUME, epochs=6, patience=5)
     assert done.early_stop
     assert done.early_stop["epoch"] == 3
     assert whole(root)[-1] == earlier
@@ -302,8 +304,9 @@ def test_a_decision_before_other_workers_is_void(shards: Path, tmp_path: Path) -
     last = whole(root)[-1]
     decide_for(root, last)
     assert stop_of(root, config)
-    next_workers = Cohort(2, 10, last + 1, config.cohorts.present.accepted, ends=(0, 0, 0), turn=9)
-    assert stop_of(root, replace(config, cohorts=Cohorts((*config.cohorts.entries, next_workers)))) is None
+    for begin in (last, last + 1):
+        next_workers = Cohort(2, 10, begin, config.cohorts.present.accepted, ends=(0, 0, 0), turn=9)
+        assert stop_of(root, replace(config, cohorts=Cohorts((*config.cohorts.entries, next_workers)))) is None
 
 
 @pytest.mark.parametrize(

@@ -271,8 +271,8 @@ def test_a_file_is_written_once_and_read_in_any_range(place: str) -> None:
     path, data = f"{place}/folder/file", bytes(range(256)) * 1000
     STORE.makedirs(f"{place}/folder")
     STORE.write_new(path, data)
-    with pytest.raises(FileExistsError):
-        STORE.write_new(path, b"other")
+    with pytest.raises(FileExistsError), STORE.create(path) as file:
+        file.write(b"other")
     assert STORE.read(path) == data
     found = STORE.info(path)
     assert (found.path, found.name, found.bytes, found.is_dir) == (path, "file", len(data), False)

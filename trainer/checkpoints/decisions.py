@@ -3,7 +3,7 @@
 The evaluator writes a decision before it marks the checkpoint as evaluated. The leader then continues from that
 checkpoint in the next stage, or rolls back to it as the final one, so that the result does not depend on how far training
 has come meanwhile. A decision is void if a roll-back has made its checkpoint void. A decision to end the run is also void
-if the run was resumed with another --patience or --min-delta, or with other workers after that checkpoint."""
+if the run was resumed with another --patience or --min-delta, or with other workers from that checkpoint on."""
 
 from __future__ import annotations
 
@@ -103,9 +103,10 @@ def stop_of(root: Place, config: Config) -> StopDecision | None:
     if config.run.patience is None:
         return None
     decision = read_stop(root)
-    # The rows of the present workers are those that were left at the checkpoint with which they began.
-    is_earlier = decision and decision.version < config.cohorts.present.version
-    return decision if decision and decision.is_by(config.run) and not is_earlier else None
+    if decision is None or not decision.is_by(config.run):
+        return None
+    # The present workers cannot go back to the checkpoint with which they began: its clocks are of the ones before them.
+    return decision if decision.version > config.cohorts.present.version else None
 
 
 def write_decision(root: Place, decision: SwitchDecision | StopDecision) -> None:

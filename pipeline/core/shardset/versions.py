@@ -140,11 +140,7 @@ def copy_newest(store: Store, uri: str, scratch: str) -> None:
         except FileNotFoundError:
             continue  # a newer version has replaced it since
         store.makedirs(scratch)  # deleted if another run considered the owner dead
-        try:
-            store.write_new(staged, data)
-        except FileExistsError:  # a NameNode's answer to the second try of a call whose first answer was lost
-            store.delete(staged)
-            store.write_new(staged, data)
+        store.write_new(staged, data)
         store.rename(staged, f"{uri}/{NAME}", overwrite=True)
         store.sync_folder(uri)
     for path in now.older:

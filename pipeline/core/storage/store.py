@@ -133,7 +133,9 @@ class Store:
         return self.files(uri).create(uri)
 
     def write_new(self, uri: str, data: bytes) -> None:
-        """Write a new file, which no other process writes; transient errors are retried. Raises FileExistsError."""
+        """Write a file of a name that only the caller uses; transient errors are retried.
+
+        A file of that name is replaced: an earlier try has left it, and its answer was lost."""
 
         def write() -> None:
             """Write the file once; delete a partial file before a retry."""
@@ -145,7 +147,11 @@ class Store:
                     self.delete(uri)
                 raise
 
-        with_retries(write)()
+        try:
+            with_retries(write)()
+        except FileExistsError:  # a NameNode's answer to the second try of a call whose first answer was lost
+            with_retries(self.delete)(uri)
+            with_retries(write)()
 
     def replace(self, uri: str, data: bytes) -> None:
         """Replace the content of a file atomically, and make its folder if it is missing.
