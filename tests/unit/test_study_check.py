@@ -20,15 +20,15 @@ def test_every_number_printed_of_a_stored_study_is_that_of_its_ledger(folder: Pa
 
 
 @pytest.mark.full
-def test_the_answers_are_the_pooled_ones(tmp_path: Path) -> None:
-    """The pooled page has its published digest, and the first answers have its numbers, ratios with two decimals."""
+def test_the_answers_of_the_manual_are_the_pooled_ones(tmp_path: Path) -> None:
+    """The pooled page has its published digest, and the manual's first rows have its numbers, ratios with two decimals."""
     assert main(["--output", str(tmp_path)]) == 0
-    answers = (RESULTS.parents[2] / "trainer" / "study" / "RESULTS.md").read_text().splitlines()
+    manual = (RESULTS.parents[2] / "trainer" / "study" / "README.md").read_text().splitlines()
     page = (tmp_path / "pooled.md").read_text().splitlines()
     for name, way in (("stratified", "stratified"), ("distribution_aware", "distribution_aware-k20")):
         cells = next(line for line in page if line.startswith(f"| {way} |")).split(" | ")
         ratio = re.sub(r"\d+\.\d+", lambda found: f"{float(found[0]):.2f}", cells[3])
-        row = next(line for line in answers if line.startswith(f"| `{name}`"))
+        row = next(line for line in manual if line.startswith(f"| `{name}`"))
         assert f"| {cells[2]} | {ratio}, pooled | {float(cells[4]):.0f} s of sharding |" in row
 
 
