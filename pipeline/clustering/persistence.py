@@ -46,7 +46,13 @@ class _Writer(MLWriter):
     def saveImpl(self, path: str) -> None:
         context = SparkContext.getOrCreate()
         store = open_store(context)
-        save_model(self.instance, store, store.resolve(path), context)
+        uri = store.resolve(path)
+        # save_model would replace an older model's files. With overwrite(), MLWriter.save has deleted them before.
+        if not self.shouldOverwrite and store.list(uri):
+            raise UsageError(
+                f"{uri} holds files; save to another folder, or replace them by write().overwrite().save()"
+            )
+        save_model(self.instance, store, uri, context)
 
 
 def save_model(model: Any, store: Store, uri: str, context: SparkContext) -> None:
@@ -55,7 +61,7 @@ def save_model(model: Any, store: Store, uri: str, context: SparkContext) -> Non
     Args:
         model: an ArrayWritable.
         store: the file system.
-        uri: the folder of the model.
+        uri: the folder of the model, which nobody else uses; files of the same names are replaced.
         context: supplies Spark's version for the metadata.
     """
     files = {

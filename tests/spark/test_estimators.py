@@ -175,6 +175,16 @@ def test_saving_and_loading_take_a_plain_path_as_local(spark: SparkSession, tabl
         BlockPCAModel.load(str(tmp_path / "nowhere"))
 
 
+def test_a_saved_model_is_replaced_only_by_overwrite(table: DataFrame, tmp_path: Path) -> None:
+    first, second = (BlockPCA(components=number).fit(table) for number in (2, 3))
+    first.save(str(tmp_path / "model"))
+    with pytest.raises(UsageError, match=r"model holds files; .*overwrite\(\)"):
+        second.save(str(tmp_path / "model"))
+    assert BlockPCAModel.load(str(tmp_path / "model")).uid == first.uid
+    second.write().overwrite().save(str(tmp_path / "model"))
+    assert BlockPCAModel.load(str(tmp_path / "model")).uid == second.uid
+
+
 def test_models_beside_the_shards_predict_the_written_groups(
     spark: SparkSession, rows: Rows, table: DataFrame, tmp_path: Path
 ) -> None:

@@ -133,7 +133,7 @@ class Store:
         return self.files(uri).create(uri)
 
     def write_new(self, uri: str, data: bytes) -> None:
-        """Write a file of a name that only the caller uses; transient errors are retried.
+        """Write a file; transient errors are retried. The caller has made sure that nobody else uses the name.
 
         A file of that name is replaced: an earlier try has left it, and its answer was lost."""
 
