@@ -49,26 +49,32 @@ def report(context: SparkContext, shards: ShardSet) -> Quality:
 def replace_below(shards: ShardSet, path: str, data: bytes) -> None:
     """Write a file beside a set's manifest atomically, replacing an older one.
 
-    Another run that cleans up may delete the draft, because it does not know its owner. The file is then written again,
-    as long as this set is the committed one. Raises JobError once it is not, and leaves no file of this set."""
+    Another run that cleans up may delete the draft, because it does not know its owner. The file is then written again.
+    Raises JobError if another set is committed by now, and leaves no file of this one."""
     store = shards.store
-    uri = shards.uri
+    target = f"{shards.uri}/{path}"
     while True:
-        fresh = f"{uri}/_{path}-{uuid.uuid4().hex[:8]}"
+        # Before the rename, because the file there may be of the other set, which was measured faster.
+        _refuse_unless_committed(shards)
+        fresh = f"{shards.uri}/_{path}-{uuid.uuid4().hex[:8]}"
         store.write_new(fresh, data)
-        is_swept = False
         try:
-            store.rename(fresh, f"{uri}/{path}", overwrite=True)
+            store.rename(fresh, target, overwrite=True)
         except FileNotFoundError:
-            is_swept = True
-        # Also after the rename, because another run may have committed while this one measured.
-        committed = read_committed(store, uri)
-        if committed is None or committed.manifest != shards.manifest:
-            if not is_swept:
-                store.delete(f"{uri}/{path}")
-            raise JobError(f"another run has replaced the set in {uri} meanwhile; sharding report measures the new one")
-        if not is_swept:
-            return
+            continue
+        try:
+            _refuse_unless_committed(shards)  # also a set that was committed since the check above
+        except JobError:
+            store.delete(target)
+            raise
+        return
+
+
+def _refuse_unless_committed(shards: ShardSet) -> None:
+    """Raise JobError if a set is no longer the committed one of its folder."""
+    committed = read_committed(shards.store, shards.uri)
+    if committed is None or committed.manifest != shards.manifest:
+        raise JobError(f"{shards.uri} was committed anew while it was measured; run sharding report {shards.uri} again")
 
 
 def run_in_few(context: SparkContext, fn: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:

@@ -537,12 +537,32 @@ def test_a_report_whose_draft_was_swept_is_written_again(tmp_path: Path) -> None
     replace_below(shards, "report.html", b"page")
     assert (tmp_path / "report.html").read_bytes() == b"page"
     late = replace(shards, store=SweptStore(before=[lambda: commit(STORE, tmp_path, "b", 1)]))
-    with pytest.raises(JobError, match="another run has replaced the set"):
+    with pytest.raises(JobError, match="was committed anew while it was measured; run sharding report"):
         replace_below(late, "report.html", b"of a")
     assert not (tmp_path / "report.html").exists()
-    with pytest.raises(JobError, match="another run has replaced the set"):
-        replace_below(shards, "report.html", b"of a, measured until b was committed")
-    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_late_report_leaves_no_file_of_an_older_set(tmp_path: Path) -> None:
+    commit(STORE, tmp_path, "a", 1)
+
+    def overtaken(store: Store, uri: str, data: bytes) -> None:
+        commit(STORE, tmp_path, "b", 1)
+        Store.write_new(store, uri, data)
+
+    late = replace(open_committed(STORE, str(tmp_path)), store=LateStore(late=[overtaken]))
+    with pytest.raises(JobError, match="was committed anew"):
+        replace_below(late, "quality.json", b"of a")
+    assert not (tmp_path / "quality.json").exists()
+
+
+def test_a_late_report_keeps_that_of_the_newer_set(tmp_path: Path) -> None:
+    commit(STORE, tmp_path, "a", 1)
+    shards = open_committed(STORE, str(tmp_path))
+    commit(STORE, tmp_path, "b", 1)
+    replace_below(open_committed(STORE, str(tmp_path)), "quality.json", b"of b")
+    with pytest.raises(JobError, match="was committed anew"):
+        replace_below(shards, "quality.json", b"of a, measured until b was committed")
+    assert (tmp_path / "quality.json").read_bytes() == b"of b"
 
 
 def test_a_report_does_not_outlive_the_set_it_tells_of(place: str) -> None:
