@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,9 +24,28 @@ def map_in_threads(fn: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         return list(pool.map(fn, items))
 
 
-def verify(shards: ShardSet, *, deep: bool) -> list[str]:
-    """Return the damage of a set's files, one line each, by names and sizes, or by content if ``deep``."""
-    return all_damage(shards, map_in_threads) if deep else missing_files(shards)
+def verify(shards: ShardSet, *, deep: bool, checked: Collection[str] = ()) -> dict[str, str]:
+    """Return a line per damaged file, by its path: by names and sizes, or by content if ``deep``.
+
+    checked: paths of files whose content is not read."""
+    return all_damage(shards, map_in_threads, checked) if deep else missing_files(shards)
+
+
+def verify_newest(shards: ShardSet, *, deep: bool) -> tuple[ShardSet, list[str]]:
+    """Verify a set that others may replace or append to meanwhile, and return its newest version and its damage.
+
+    A commit deletes files of the version before. Their loss is no damage, but then the new files must be read too."""
+    damage: dict[str, str] = {}
+    checked = set[str]()
+    while True:
+        damage |= verify(shards, deep=deep, checked=checked)
+        checked |= shards.paths()
+        newest = open_committed(shards.store, shards.uri) if damage else shards
+        listed = newest.paths()
+        if damage.keys() <= listed:
+            return shards, [*damage.values()]
+        damage = {path: line for path, line in damage.items() if path in listed}
+        shards = newest
 
 
 def main(argv: Sequence[str]) -> None:
@@ -39,12 +58,7 @@ def main(argv: Sequence[str]) -> None:
 
     def run() -> int:
         args = command_line.parse(flags, argv)
-        shards = open_committed(configured_store(), args.uri)
-        damage = verify(shards, deep=args.deep)
-        # A job or a stream that commits meanwhile deletes files of the version that was read.
-        while damage and (newest := open_committed(shards.store, args.uri)).manifest != shards.manifest:
-            shards = newest
-            damage = verify(shards, deep=args.deep)
+        shards, damage = verify_newest(open_committed(configured_store(), args.uri), deep=args.deep)
         for line in damage[:MANY]:
             print(line)
         files = len(shards.hashed_files())
@@ -60,7 +74,8 @@ def main(argv: Sequence[str]) -> None:
         # Leftovers are no damage: readers only use files that the manifest lists.
         if has_leftovers(shards.store, shards):
             print(
-                f"runs, killed or at work, have files beside the set: {as_typed('python -m pipeline clean')} {shards.uri}"
+                "there are files of killed or running runs beside the set;"
+                f" {as_typed('python -m pipeline clean')} {shards.uri} lists those that can be deleted"
             )
         return 0
 

@@ -346,7 +346,7 @@ def test_damage_is_told_by_content_and_not_by_size_alone(damage: str, place: str
         STORE.delete(victim)
     else:
         put(victim, {"bytes": data[:-1] + b"?", "cut": data[:-1], "none": data}[damage])
-    found = all_damage(open_committed(STORE, place), serial)
+    found = all_damage(open_committed(STORE, place), serial).values()
     expected = {"bytes": "has other content than was committed", "cut": "bytes, not", "gone": "is missing"}
     assert [expected[damage] in line for line in found] == ([True] if damage != "none" else [])
 
@@ -362,7 +362,7 @@ def test_damage_of_a_saved_model_is_found(damage: str, place: str) -> None:
         changed = data.replace("first".encode("utf-32-le"), "worst".encode("utf-32-le"))
         assert changed != data
         put(f"{place}/{path}", changed if damage == "byte" else data[:-1])
-    [line] = all_damage(shards, serial)
+    [line] = all_damage(shards, serial).values()
     expected = {"byte": "Bad CRC-32", "cut": "it is no .npz file", "gone": "is missing"}
     assert expected[damage] in line
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.core.shardset import versions
+from pipeline.core.npz import to_bytes
+from pipeline.core.shardset import damage, versions
 from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.shardset.commit import has_leftovers, publish
 from pipeline.core.shardset.contract import Manifest
@@ -21,7 +23,10 @@ from pipeline.core.shardset.generations import append_generation, as_of, generat
 from pipeline.core.shardset.manifest import ShardSet, missing_file, open_committed, read_committed
 from pipeline.core.shardset.parts import Assignment, Generation, Image, Input, ShardFile, Worker
 from pipeline.core.storage.store import Store
+from pipeline.input.dataset import serial
+from pipeline.upkeep import verify as verify_command
 from tests.support.commits import FatalStore, assert_nothing_else, staged
+from tests.support.exit_codes import ended
 from tests.support.kills import forked, was_killed
 from tests.support.places import STORE, elsewhere
 
@@ -30,8 +35,10 @@ WORKERS = 2
 
 def contents(batch: int) -> dict[str, bytes]:
     shards = {f"worker={w:03d}/part-{batch:05d}.parquet": f"batch {batch} of {w}".encode() * 20 for w in range(WORKERS)}
-    beside = {f"_assignment/part-{batch:05d}.parquet": b"lines", "_model/buckets/arrays.npz": f"{batch}".encode()}
-    return shards | beside | ({"_model/hashes/arrays.npz": b"functions"} if batch == 0 else {})
+    lines = {f"_assignment/part-{batch:05d}.parquet": b"lines"}
+    buckets = {"_model/buckets/arrays.npz": to_bytes(batch=np.array(batch))}
+    hashes = {"_model/hashes/arrays.npz": to_bytes(planes=np.zeros(1))}
+    return shards | lines | buckets | (hashes if batch == 0 else {})
 
 
 def manifest_of(batch: int, files: dict[str, bytes], before: int, fingerprint: str = "") -> Manifest:
@@ -255,3 +262,27 @@ def test_the_first_generation_of_a_set_is_a_set_like_any_other() -> None:
     made = replace(manifest_of(0, contents(0), 0), version=7)
     assert append_generation(None, made).generations[0].version == 7
     assert replace(append_generation(None, made), generations=made.generations) == made
+
+
+def test_verify_ends_on_a_set_that_grows_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Append to the set before each of two passes, and whenever a shard file is read."""
+    output = str(tmp_path / "set")
+    append(STORE, output, 0)
+    batches, read = iter(range(1, 100)), list[str]()
+    damage_of, check = damage.damage_of, verify_command.verify
+
+    def append_and_read(store: Store, uri: str, file: ShardFile) -> str | None:
+        append(STORE, output, next(batches))
+        read.append(file.path)
+        return damage_of(store, uri, file)
+
+    def append_and_check(shards: ShardSet, *, deep: bool, checked: Collection[str]) -> dict[str, str]:
+        if len(checked) < 6:
+            append(STORE, output, next(batches))
+        return check(shards, deep=deep, checked=checked)
+
+    monkeypatch.setattr(verify_command, "map_in_threads", serial)
+    monkeypatch.setattr(damage, "damage_of", append_and_read)
+    monkeypatch.setattr(verify_command, "verify", append_and_check)
+    assert ended("verify", output, "--deep") == 0
+    assert len(read) == len(set(read))

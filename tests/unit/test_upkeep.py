@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -50,27 +52,44 @@ def test_a_set_that_is_replaced_while_it_is_verified_is_intact(
     commit(Store(), tmp_path, "first", 2)
     check = verify_command.verify
 
-    def replace_and_check(shards: ShardSet, *, deep: bool) -> list[str]:
+    def replace_and_check(shards: ShardSet, *, deep: bool, checked: Collection[str]) -> dict[str, str]:
         if shards.manifest.version == 1:
             commit(Store(), tmp_path, "second", 2)
-        return check(shards, deep=deep)
+        return check(shards, deep=deep, checked=checked)
 
     monkeypatch.setattr(verify_command, "verify", replace_and_check)
     assert ended("verify", tmp_path, "--deep") == 0
     assert "intact, every byte" in capsys.readouterr().out
 
 
-def test_an_unreachable_store_is_not_told_as_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShardSet:
+    """A set whose files cannot be opened, by an error that a lost connection can cause too."""
     commit(Store(), tmp_path, "first", 2)
     shards = open_committed(Store(), str(tmp_path))
 
     def fail(store: Store, path: str) -> NoReturn:
-        raise ConnectionError("the store does not answer")
+        raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(damage, "with_retries", lambda function: function)
     monkeypatch.setattr(Store, "open", fail)
-    with pytest.raises(ConnectionError, match="does not answer"):
-        damage.all_damage(shards, serial)
+    return shards
+
+
+def test_a_file_that_cannot_be_read_is_damaged(unreadable: ShardSet) -> None:
+    lines = damage.all_damage(unreadable, serial)
+    assert lines.keys() == unreadable.paths()
+    for path, line in lines.items():
+        assert line.startswith(f"{unreadable.uri}/{path} cannot be read: ")
+
+
+def test_an_unreachable_store_is_not_told_as_damage(unreadable: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(store: Store, path: str) -> NoReturn:
+        raise ConnectionError("the store does not answer")
+
+    monkeypatch.setattr(Store, "info", fail)
+    with pytest.raises(OSError, match=r"arrays\.npz cannot be read: .*Input/output error"):
+        damage.all_damage(unreadable, serial)
 
 
 @pytest.mark.parametrize(("damage", "shallow", "deep"), [("none", 0, 0), ("byte", 0, 3), ("cut", 3, 3), ("gone", 3, 3)])
@@ -119,7 +138,9 @@ def test_clean_says_what_it_would_delete_and_deletes_it_when_told(tmp_path: Path
     before = files_below(output)
     assert before > files_of(output) - {"manifest.json"}
     assert ended("verify", output) == 0
-    assert "runs, killed or at work, have files beside the set: python -m pipeline clean" in capsys.readouterr().out
+    assert (
+        "there are files of killed or running runs beside the set; python -m pipeline clean" in capsys.readouterr().out
+    )
     assert ended("clean", output) == 0
     out = capsys.readouterr().out
     assert "would be deleted; --yes deletes them" in out

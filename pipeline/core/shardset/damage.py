@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,19 +43,30 @@ def damage_of(store: Store, uri: str, file: ShardFile) -> str | None:
     except FileNotFoundError:
         return f"{path} is missing"
     except OSError as error:
-        if is_transient(error):  # of the store, and not of the file
-            raise
-        return f"{path} cannot be read: {error}"
+        return _read_error(store, path, error)
     # The size is reported first, because it shows a truncated file; a digest only shows that bytes differ.
     if size != file.bytes:
         return f"{path} has {size} bytes, not {file.bytes}"
     return None if digest == file.sha256 else f"{path} has other content than was committed"
 
 
-def model_damage(store: Store, path: str) -> str | None:
-    """Read a file of a fitted model and return a line about its damage, or None.
+def _read_error(store: Store, path: str, error: OSError) -> str:
+    """Return a line about a file that could not be read. Raises OSError if the store does not answer at all."""
+    if is_transient(error):  # of the store, or of the file alone, such as a bad sector or lost HDFS blocks
+        try:
+            store.info(path)
+        except FileNotFoundError:
+            return f"{path} is missing"
+        except OSError:
+            raise OSError(f"{path} cannot be read: {error}") from error
+    return f"{path} cannot be read: {error}"
+
+
+def model_damage(store: Store, uri: str, name: str) -> str | None:
+    """Read a file of a fitted model and return a line about its damage, or None. name: its path under the set.
 
     Arrays and metadata are checked; other files, of models that Spark writes itself, must only exist."""
+    path = f"{uri}/{name}"
     try:
         data = with_retries(store.read)(path)
         # The manifest has no digests of these files: an .npz file has checksums of its arrays, metadata must be JSON.
@@ -66,21 +77,27 @@ def model_damage(store: Store, path: str) -> str | None:
     except FileNotFoundError:
         return f"{path} is missing"
     except OSError as error:
-        if is_transient(error):
-            raise
-        return f"{path} cannot be read: {error}"
+        return _read_error(store, path, error)
     except ValueError as error:
         return f"{path} is damaged: {error}"
     return None
 
 
-def all_damage(shards: ShardSet, run: Run) -> list[str]:
-    """Read every file of a set and return a line per damaged file. run(fn, items) maps a function over files."""
-    problems = run(partial(damage_of, shards.store, shards.uri), shards.hashed_files())
-    models = [f"{shards.uri}/{path}" for path in shards.manifest.model or ()]
-    problems += run(partial(model_damage, shards.store), models)
-    return [line for line in problems if line]
+def all_damage(shards: ShardSet, run: Run, checked: Collection[str] = ()) -> dict[str, str]:
+    """Read every file of a set and return a line per damaged file, by the file's path under the set.
+
+    Args:
+        shards: the set. Models are read first, because each append of a stream replaces them and keeps other files.
+        run: run(fn, items) maps a function over files.
+        checked: paths of files that are not read.
+    """
+    models = [path for path in shards.manifest.model or () if path not in checked]
+    files = [file for file in shards.hashed_files() if file.path not in checked]
+    lines = run(partial(model_damage, shards.store, shards.uri), models)
+    lines += run(partial(damage_of, shards.store, shards.uri), files)
+    paths = [*models, *(file.path for file in files)]
+    return {path: line for path, line in zip(paths, lines, strict=True) if line}
 
 
 def first_damage(shards: ShardSet, run: Run) -> str | None:
-    return next(iter(all_damage(shards, run)), None)
+    return next(iter(all_damage(shards, run).values()), None)

@@ -142,20 +142,22 @@ def with_rows(shards: ShardSet) -> ShardSet:
 
 def missing_file(shards: ShardSet) -> str | None:
     """Return a line about the first listed file that is missing or has another size, or None. O(files)."""
-    return next(_missing(shards), None)
+    return next((line for _, line in _missing(shards)), None)
 
 
-def missing_files(shards: ShardSet) -> list[str]:
-    """Return a line about every listed file that is missing or has another size. O(files)."""
-    return list(_missing(shards))
+def missing_files(shards: ShardSet) -> dict[str, str]:
+    """Return a line about every listed file that is missing or has another size, by its path. O(files)."""
+    return dict(_missing(shards))
 
 
-def _missing(shards: ShardSet) -> Iterator[str]:
-    """Yield a line for each file of a set that is missing or has another size. Costs one listing per folder."""
+def _missing(shards: ShardSet) -> Iterator[tuple[str, str]]:
+    """Yield the path of each file of a set that is missing or has another size, and a line about it.
+
+    Costs one listing per folder."""
     folders: dict[str, dict[str, int]] = {}
     for path in shards.manifest.model or ():
         if not shards.store.exists(f"{shards.uri}/{path}"):
-            yield f"{shards.uri}/{path} is missing"
+            yield path, f"{shards.uri}/{path} is missing"
     for file in shards.hashed_files():
         folder, _, name = file.path.rpartition("/")
         if folder not in folders:
@@ -163,4 +165,4 @@ def _missing(shards: ShardSet) -> Iterator[str]:
         size = folders[folder].get(name)
         if size != file.bytes:
             state = "is missing" if size is None else f"has {size} bytes, not {file.bytes}"
-            yield f"{shards.uri}/{file.path} {state}"
+            yield file.path, f"{shards.uri}/{file.path} {state}"
