@@ -9,12 +9,13 @@ from pyspark import SparkContext
 
 from pipeline.core.errors import UsageError
 from pipeline.core.shardset.attempt import try_claim
+from pipeline.core.storage.hadoop_conf import is_kerberos
 from pipeline.core.storage.hdfs import KEYTAB
 from pipeline.core.storage.store import Store
 from pipeline.core.storage.uri import is_hdfs, is_remote
 from pipeline.doctor.facts import check_access
 from pipeline.doctor.places import invisible_path_error, output_error
-from pipeline.doctor.security import is_kerberos, no_tokens
+from pipeline.doctor.security import no_tokens
 from pipeline.input.files import fixed_part
 
 

@@ -10,6 +10,7 @@ from pyspark import SparkContext
 
 from pipeline.core.errors import JobError
 from pipeline.core.shardset.attempt import Attempt, try_claim
+from pipeline.core.storage.hadoop_conf import is_kerberos
 from pipeline.core.storage.hdfs import UMASK, parse_umask
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.retries import call_within
@@ -21,7 +22,7 @@ from pipeline.doctor.executors import facts_of_executors, reach_of_executors
 from pipeline.doctor.facts import DRIVER, ProcessFacts, facts_of_process, java_installed
 from pipeline.doctor.machine import check_folders, check_open_files, check_umask
 from pipeline.doctor.places import check_input, check_reach, output_error, read_clock
-from pipeline.doctor.security import check_kerberos, is_kerberos
+from pipeline.doctor.security import check_kerberos
 from pipeline.doctor.versions import check_extras, check_versions, missing_extras
 from pipeline.spark.failures import cluster_failure
 from pipeline.spark.jvm import jvm_of

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pipeline.core.storage.hadoop_conf import AUTHENTICATION
 from pipeline.doctor.checks import FAILED, OK, WARNING, Check, shorten_names
 from pipeline.doctor.facts import ExecutorAccess, ProcessFacts
 
-AUTHENTICATION = "hadoop.security.authentication"
 NO_TOKENS = (
     "YARN gives its containers tokens; elsewhere give executors a ticket, or a file of tokens by"
     " spark.executorEnv.HADOOP_TOKEN_FILE_LOCATION"
 )
-
-
-def is_kerberos(conf: dict[str, str]) -> bool:
-    """True if the Hadoop configuration requires Kerberos."""
-    return conf.get(AUTHENTICATION, "simple").lower() == "kerberos"
 
 
 def check_kerberos(kerberos: bool, uses_hdfs: bool, facts: Sequence[ProcessFacts]) -> Check:

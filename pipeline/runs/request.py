@@ -17,6 +17,7 @@ from pipeline.core.shardset.contract import FORMAT_VERSION
 from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.shardset.ratios import lowest_terms
 from pipeline.core.shardset.schema import OWN_COLUMNS
+from pipeline.core.storage.hadoop_conf import is_kerberos
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.store import ENCRYPTED_SPILL, Store, configured_settings
 from pipeline.core.storage.uri import WEB_SCHEMES, names_table, split_uri
@@ -176,7 +177,7 @@ def only_spark_knows(uri: str) -> bool:
 
 def _asks_for_kerberos() -> bool:
     """True if HDFS asks for Kerberos, so that Spark's settings may name the keytab."""
-    return dict(configured_settings()).get("hadoop.security.authentication") == "kerberos"
+    return is_kerberos(dict(configured_settings()))
 
 
 def _is_for_another_user() -> bool:

@@ -38,8 +38,7 @@ def open_store(context: SparkContext) -> Store:
         conf[PROXY_USER] = user
     setting = partial(spark_setting, context)
     conf |= _login(setting)
-    if setting("spark.io.encryption.enabled") == "true":
-        conf[ENCRYPTED_SPILL] = "true"
+    conf[ENCRYPTED_SPILL] = setting(ENCRYPTED_SPILL)
     return Store(tuple(sorted((key, value) for key, value in conf.items() if value)))
 
 

@@ -108,7 +108,7 @@ def test_unencrypted_temporary_files_are_refused_if_spark_encrypts(
     """Temporary files in the clear are refused where spark is to encrypt them."""
     conf: Any = spark.sparkContext._conf
     before = conf.get(ENCRYPTED_SPILL)
-    conf.set(ENCRYPTED_SPILL, "true")
+    conf.set(ENCRYPTED_SPILL, "TRUE")
     try:
         assert open_store(spark.sparkContext).encrypts_spill
         done = run_job("baseline.py", "--input", tmp_path, "--output", "s3://bucket/out", "--workers", 2)

@@ -329,11 +329,11 @@ YARN = {"spark.master": "yarn"}
             "room for 2",
         ),
         (
-            YARN | {"spark.dynamicAllocation.enabled": "true", "spark.dynamicAllocation.maxExecutors": "2"},
+            YARN | {"spark.dynamicAllocation.enabled": "True", "spark.dynamicAllocation.maxExecutors": "2"},
             2,
             "spark.dynamicAllocation.maxExecutors 2",
         ),
-        ({"spark.master": "local[8]", "spark.speculation": "true"}, 8, "spark.speculation is true"),
+        ({"spark.master": "local[8]", "spark.speculation": "TRUE"}, 8, "spark.speculation is true"),
         ({"spark.master": "local-cluster[2,1,1024]"}, 8, "local-cluster[2,1,1024] has room for 2"),
         ({"spark.master": "local-cluster[3,1,1024]", "spark.task.cpus": "2"}, 8, "room for 0"),
     ],

@@ -16,6 +16,7 @@ import pytest
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.shardset.attempt import task_folder, try_claim
 from pipeline.core.shardset.schema import broken_is_data_error
+from pipeline.core.storage.hadoop_conf import is_kerberos
 from pipeline.doctor.checks import (
     FAILED,
     OK,
@@ -40,7 +41,7 @@ from pipeline.doctor.facts import (
 )
 from pipeline.doctor.machine import check_folders, check_open_files, check_umask
 from pipeline.doctor.places import Reach, check_input, check_reach, invisible_path_error, output_error, reach_from_task
-from pipeline.doctor.security import check_kerberos, is_kerberos, no_tokens
+from pipeline.doctor.security import check_kerberos, no_tokens
 from pipeline.doctor.versions import check_extras, check_packages, check_versions, major_version
 from pipeline.runs.flags import _cause
 from pipeline.spark.failures import cluster_failure
@@ -194,7 +195,7 @@ def test_the_quickest_reading_of_a_clock_counts() -> None:
 
 def test_without_kerberos_no_ticket_is_needed() -> None:
     assert not is_kerberos({})
-    assert is_kerberos({"hadoop.security.authentication": "Kerberos"})
+    assert is_kerberos({"hadoop.security.authentication": "Kerberos "})
     assert check_kerberos(False, True, [machine()]).level == OK
 
 

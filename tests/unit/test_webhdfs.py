@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +16,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.storage.hdfs import KEYTAB, PRINCIPAL, kerberos_login
 from pipeline.core.storage.retries import LastingError, is_transient
 from pipeline.core.storage.store import Store
+from pipeline.core.storage.webhdfs import connect
 
 
 @pytest.fixture
@@ -80,6 +82,14 @@ def test_web_addresses_are_canonical() -> None:
     assert store.resolve("swebhdfs://names/a") == "swebhdfs://names/a"
     with pytest.raises(UsageError, match="'' is not host:port; write webhdfs://host:port/path"):
         store.resolve("webhdfs:///a")
+
+
+@pytest.mark.parametrize("value", ["kerberos", "KERBEROS"])
+def test_kerberos_is_asked_for_in_any_case(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hadoop accepts the value in any case."""
+    monkeypatch.setitem(sys.modules, "hdfs.ext.kerberos", None)  # as if it were not installed
+    with pytest.raises(UsageError, match="asks for Kerberos: install"):
+        connect("http://127.0.0.1:1", {"hadoop.security.authentication": value})
 
 
 @pytest.mark.slow

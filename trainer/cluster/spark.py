@@ -160,7 +160,7 @@ def problem(conf: Mapping[str, str], hosts: int, cores: int) -> str | None:
     """
     master = conf.get("spark.master", "")
     cpus = _number(conf, "spark.task.cpus", 1)
-    if conf.get("spark.speculation", "false") == "true":
+    if _is_on(conf, "spark.speculation"):
         return "spark.speculation is true: a second copy of a host's part would take the first one's place; set it to false"
     executors = re.match(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,", master)
     if executors:
@@ -183,7 +183,7 @@ def problem(conf: Mapping[str, str], hosts: int, cores: int) -> str | None:
         where = "spark.cores.max"
     else:
         name = "spark.executor.instances"
-        if conf.get("spark.dynamicAllocation.enabled") == "true":
+        if _is_on(conf, "spark.dynamicAllocation.enabled"):
             name = "spark.dynamicAllocation.maxExecutors"
             if name not in conf:
                 return None
@@ -193,6 +193,11 @@ def problem(conf: Mapping[str, str], hosts: int, cores: int) -> str | None:
     if room >= hosts:
         return None
     return f"--hosts {hosts}: {where} has room for {room}, with spark.task.cpus {cpus}; give more, or fewer hosts"
+
+
+def _is_on(conf: Mapping[str, str], name: str) -> bool:
+    """True if a boolean setting is true. Spark ignores the case of the value."""
+    return conf.get(name, "").strip().lower() == "true"
 
 
 def _room(conf: Mapping[str, str]) -> str:

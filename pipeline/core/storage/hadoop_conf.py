@@ -6,6 +6,8 @@ from pathlib import Path
 
 from pipeline.core.errors import UsageError
 
+AUTHENTICATION = "hadoop.security.authentication"
+
 
 def read_site(content: bytes) -> dict[str, str]:
     """Parse the properties of a Hadoop ``*-site.xml``, in the encoding that it declares."""
@@ -27,6 +29,11 @@ def hadoop_conf(folder: str) -> dict[str, str]:
             except (ElementTree.ParseError, LookupError, ValueError) as error:  # the latter two: an unknown encoding
                 raise UsageError(f"{path} is no Hadoop configuration: {error}") from error
     return conf
+
+
+def is_kerberos(conf: Mapping[str, str]) -> bool:
+    """True if Hadoop settings require Kerberos. Hadoop ignores the case of the value."""
+    return conf.get(AUTHENTICATION, "").strip().lower() == "kerberos"
 
 
 def webhdfs_address(authority: str, conf: Mapping[str, str], *, secure: bool) -> str:

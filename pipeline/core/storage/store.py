@@ -49,7 +49,7 @@ class Store:
     @property
     def encrypts_spill(self) -> bool:
         """Whether temporary files on local disks must not contain unencrypted data."""
-        return dict(self.conf).get(ENCRYPTED_SPILL) == "true"
+        return dict(self.conf).get(ENCRYPTED_SPILL, "").strip().lower() == "true"
 
     def resolve(self, uri: str) -> str:
         """Return the canonical form of a path: an absolute local path, ``hdfs://authority/path`` or ``s3://bucket/path``.

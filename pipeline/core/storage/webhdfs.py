@@ -17,7 +17,7 @@ from typing import IO, Any, BinaryIO, cast
 
 from pipeline.core.errors import UsageError
 from pipeline.core.storage.files import IN_MEMORY_BYTES, FileInfo, RemoteReader, SpooledWriter
-from pipeline.core.storage.hadoop_conf import webhdfs_address
+from pipeline.core.storage.hadoop_conf import is_kerberos, webhdfs_address
 from pipeline.core.storage.hdfs import PROXY_USER, UMASK, parse_umask
 from pipeline.core.storage.retries import LastingError, NoTicketError
 from pipeline.core.storage.uri import split_uri
@@ -69,7 +69,7 @@ def connect(url: str, conf: Mapping[str, str]) -> Any:
     # Else a task that outlives its attempt would make the attempt's deleted folder again.
     session.params = {"createparent": "false"}
     timeout = (CONNECT_TIMEOUT_S, SILENCE_TIMEOUT_S)
-    if conf.get("hadoop.security.authentication") != "kerberos":
+    if not is_kerberos(conf):
         return hdfs.InsecureClient(url, user=user_name(conf), timeout=timeout, session=session)
     try:
         from hdfs.ext.kerberos import KerberosClient
