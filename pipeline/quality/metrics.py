@@ -230,7 +230,8 @@ def expected_shift(shard_rows: int, rows: int, variance: float) -> float:
 def has_variance(variance: float, mean_square: float) -> bool:
     """True if a variance is more than float32 rounding of equal rows.
 
-    Features, unlike pixels in [0, 1], may be tiny, so the limit shrinks with their mean square."""
+    Features, unlike pixels in [0, 1], may be tiny, so the limit shrinks with their mean square. It does not grow for large
+    ones, as the sums are float64."""
     return variance > NO_VARIANCE * min(1.0, mean_square)
 
 
@@ -257,13 +258,18 @@ def random_spread(vectors: Floats) -> float | None:
     of chi-squares weighted by the eigenvalues of the covariance C: sqrt(2 tr C^2) / tr C."""
     if len(vectors) < 3:
         return None
-    centred = vectors - vectors.mean(axis=0)
+    # The result has no unit. Without one, no square is too large or too small for a float.
+    scale = float(np.abs(vectors).max()) or 1.0
+    scaled = vectors.astype(np.float64) / scale
+    centred = scaled - scaled.mean(axis=0)
     # The products of rows have the same trace and sum of squares, and for long vectors they are fewer.
     products = centred @ centred.T if centred.shape[1] > len(centred) else centred.T @ centred
     covariance = products / len(vectors)
     trace = float(np.trace(covariance))
-    mean_square = float(np.square(vectors, dtype=np.float64).sum()) / len(vectors)
-    return math.sqrt(2 * float(np.square(covariance).sum())) / trace if has_variance(trace, mean_square) else None
+    mean_square = float(np.square(scaled).sum()) / len(vectors)
+    if not has_variance(trace * scale**2, mean_square * scale**2):
+        return None
+    return math.sqrt(2 * float(np.square(covariance).sum())) / trace
 
 
 @dataclass(frozen=True)

@@ -351,15 +351,16 @@ def test_the_sample_is_the_same_whatever_the_sharding(tmp_path: Path, monkeypatc
     np.testing.assert_array_equal(samples[0].groups, labels[::10])
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e-4])
-def test_small_features_have_a_mean_ratio(scale: float) -> None:
+@pytest.mark.parametrize("scale", [1e30, 1e15, 1.0, 1e-4, 1e-10])
+def test_features_of_any_scale_have_a_mean_ratio(scale: float) -> None:
     rows = np.random.default_rng(4).random((40, 1, 1, 6)).astype(np.float32) * np.float32(scale)
     features = quality.thumbnails(rows)
     none = np.zeros(0, np.int64)
     parts = [quality.moments(half, np.zeros(20, np.int64), none, 1, 0, 1.0) for half in np.split(features, 2)]
     result = quality.assess([20, 20], parts, [], features, 1.0)
-    assert None not in (result.mean_ratio, result.mean_ratio_sd)
     assert result.mean_ratio == pytest.approx(0.8, abs=0.75)
+    assert result.mean_ratio_sd == pytest.approx(0.7495, abs=1e-3)
+    json.dumps(result.to_dict(), allow_nan=False)
 
 
 def test_figures_without_a_comparison_are_none(tmp_path: Path) -> None:
