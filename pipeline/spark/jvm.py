@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import current_thread, main_thread
+from types import FrameType
 from typing import Any
 
 from pyspark import SparkContext
@@ -30,20 +31,28 @@ def start_jvm() -> Any:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the end of the block, not within it. Only the main thread can be interrupted.
+    """Deliver the first SIGINT of the block at its end, and a second one at once. Only the main thread can be interrupted.
 
     An interrupted start would leave the JVM running, without the connection by which it learns that this process ended."""
-    if current_thread() is not main_thread():
+    before = signal.getsignal(signal.SIGINT)
+    # Without a handler in Python the signal is ignored, or it ends this process, or it is not ours to handle.
+    if current_thread() is not main_thread() or not callable(before):
         yield
         return
     signals: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda signum, frame: signals.append(signum))
+
+    def hold(signum: int, frame: FrameType | None) -> None:
+        signals.append(signum)
+        if len(signals) > 1:
+            before(signum, frame)
+
+    signal.signal(signal.SIGINT, hold)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
     if signals:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
 
 def jvm_of(context: SparkContext) -> Any:

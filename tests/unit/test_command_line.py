@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 from py4j.protocol import Py4JError
@@ -22,6 +23,30 @@ from tests.clusters import ROOT
 from trainer import simulate
 from trainer.embed import __main__ as embed
 from trainer.flags import build_parser as build_trainer_parser
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The steps of starts of JVMs, which are interrupted once before "begun" and twice after it."""
+    starts: list[str] = []
+
+    def start() -> None:
+        signal.raise_signal(signal.SIGINT)
+        starts.append("begun")
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        starts.append("whole")
+
+    monkeypatch.setattr(SparkContext, "_ensure_initialized", start)
+    return starts
+
+
+@pytest.fixture
+def sigint() -> Iterator[Callable[[Any], object]]:
+    """The function that sets the handler of SIGINT, whose old one is restored at the end."""
+    before = signal.getsignal(signal.SIGINT)
+    yield lambda handler: signal.signal(signal.SIGINT, handler)
+    signal.signal(signal.SIGINT, before)
 
 
 def test_an_interrupt_waits_until_the_jvm_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +66,33 @@ def test_an_interrupt_waits_until_the_jvm_has_started(monkeypatch: pytest.Monkey
     monkeypatch.setattr(SparkContext, "_ensure_initialized", lambda: started.append("again"))
     start_jvm()
     assert started == ["whole", "again"]
+
+
+def test_a_second_interrupt_ends_the_start_of_a_jvm(starts: list[str]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        start_jvm()
+    assert starts == ["begun"]
+
+
+def test_a_program_s_own_handler_gets_the_interrupts(starts: list[str], sigint: Callable[[Any], object]) -> None:
+    sigint(lambda signum, frame: starts.append("interrupt"))
+    start_jvm()
+    assert starts == ["begun", "interrupt", "interrupt", "whole", "interrupt"]
+
+
+def test_an_ignored_interrupt_stays_ignored(starts: list[str], sigint: Callable[[Any], object]) -> None:
+    sigint(signal.SIG_IGN)
+    start_jvm()
+    assert starts == ["begun", "whole"]
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_a_handler_that_python_does_not_know_is_kept(starts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another language's handler is None here, and cannot be set again."""
+    monkeypatch.setattr(signal, "getsignal", lambda number: None)
+    with pytest.raises(KeyboardInterrupt):
+        start_jvm()
+    assert starts == []
 
 
 @pytest.mark.parametrize(
