@@ -48,12 +48,16 @@ make_venv() {
 }
 
 # Sets uv: the program on PATH, or one that pip installs into .venv. It installs torch in a fraction of the time of pip.
-# It does not read pip's settings: where these name another index, uv stays empty, and pip installs.
+# It does not read pip's settings: where these name another index, uv stays empty, and pip installs. That holds for the uv
+# in .venv too, which an earlier set-up has installed and which an active .venv puts on PATH.
 find_uv() {
-    uv=$(command -v uv) && return
-    uv=$venv/bin/uv
-    [ -x "$uv" ] && return
-    if "$venv/bin/python" -m pip config list | grep index >/dev/null || ! pip_install uv; then uv=''; fi
+    uv=$(command -v uv) || uv=$venv/bin/uv
+    [ "$uv" = "$venv/bin/uv" ] || return 0
+    if "$venv/bin/python" -m pip config list | grep index >/dev/null; then
+        uv=''
+    elif ! [ -x "$uv" ]; then
+        pip_install uv || uv=''
+    fi
 }
 
 pip_install() {
