@@ -32,7 +32,9 @@ from pipeline.input.formats import Columns, DataFile
 from pipeline.input.formats.base import block_rows
 
 WINDOW_ROWS = 1000  # rows per worker in a window, at most
-WINDOW_BYTES = 256 << 20  # images of a window, at most: about one row group of every file
+# Images of a window, at most: about one row group of every file. With more than workers_at_once() workers, a window is
+# shorter than a row group, which is then read once per window.
+WINDOW_BYTES = 256 << 20
 MOST_OPEN = 64  # files that a task keeps open; further files are reopened for each window
 
 

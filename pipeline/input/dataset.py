@@ -192,7 +192,7 @@ class Dataset:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-Survey = tuple[DataFile | None, Layout | None, JobError | None]  # of a file: its rows and layout, or an error
+Survey = tuple[DataFile, Layout] | JobError  # of a file: its rows and layout, or an error
 
 
 def ranges(start: int, stop: int, pieces: int) -> list[tuple[int, int]]:
@@ -241,11 +241,10 @@ def discover(
     # Formats whose files must be opened are surveyed by tasks, so that the driver does not read them one by one.
     surveys = _survey_all(kind, store, entries, read_options, run if kind.opens else serial)
     surveyed: list[tuple[DataFile, Layout]] = []
-    for entry, (file, layout, error) in zip(entries, surveys, strict=True):
-        if error:
-            raise error
-        assert file, "there is no error"
-        assert layout, "there is no error"
+    for entry, survey in zip(entries, surveys, strict=True):
+        if isinstance(survey, JobError):
+            raise survey
+        file, layout = survey
         if file.rows == 0 and kind.may_be_empty and len(entries) > 1:
             continue
         # The folder of the input itself is no class.
@@ -292,8 +291,9 @@ def _survey_all(
 
     If broken records are counted, a file whose first images are all broken has the shape of another file's."""
     surveys: list[Survey] = list(run(lambda entry: _survey(kind, store, entry, options), entries))
-    failed = [at for at, (_, _, error) in enumerate(surveys) if error]
-    shape = next((layout.shape for file, layout, _ in surveys if file and layout and file.rows), options.shape)
+    failed = [at for at, survey in enumerate(surveys) if isinstance(survey, JobError)]
+    layouts = (survey[1] for survey in surveys if not isinstance(survey, JobError) and survey[0].rows)
+    shape = next((layout.shape for layout in layouts), options.shape)
     if options.counts_broken and failed and shape:
         expecting = replace(options, expected_shape=shape)
         again = run(lambda entry: _survey(kind, store, entry, expecting), [entries[at] for at in failed])
@@ -309,11 +309,11 @@ def _survey(kind: Format, store: Store, entry: FileInfo, options: ReadOptions) -
     try:
         file, layout = kind.survey(store, entry, options)
         columns = kind.kept_columns(store, entry, options.columns) if options.columns else ()
-        return file, replace(layout, attributes=columns), None
+        return file, replace(layout, attributes=columns)
     except (DataError, UsageError) as error:
-        return None, None, error
+        return error
     except PermissionError:
-        return None, None, DataError(f"{entry.path} cannot be read: permission denied")
+        return DataError(f"{entry.path} cannot be read: permission denied")
 
 
 def results_or_error(results: Iterable[T | str]) -> list[T]:

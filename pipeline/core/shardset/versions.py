@@ -101,7 +101,6 @@ def withhold(store: Store, uri: str, number: int, scratch: str) -> bool:
     caller uses."""
     staged = f"{scratch}/withheld-{number}"
     store.makedirs(scratch)
-    store.delete(staged)
     store.write_new(staged, b"")
     store.makedirs(f"{uri}/{FOLDER}")
     if claim(store, path_of(uri, number), b"", staged=staged) != b"":
@@ -134,7 +133,6 @@ def copy_newest(store: Store, uri: str, scratch: str) -> None:
     scratch: a folder that only the caller uses."""
     while (now := versions_in_use(store, uri)).newest > copied_version(store, uri):
         staged = f"{scratch}/{NAME}-{now.newest}"
-        store.delete(staged)
         try:
             data = store.read(path_of(uri, now.newest))
         except FileNotFoundError:
