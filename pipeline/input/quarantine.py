@@ -32,17 +32,19 @@ def clear_drafts(store: Store, output: str, batch: int) -> None:
             store.delete(entry.path)
 
 
-def write_quarantine(store: Store, path: str, lines: Iterable[dict[str, object]]) -> None:
-    """Replace the lines of a quarantine file, or delete the file if there are none.
+def write_quarantine(store: Store, path: str, lines: Iterable[dict[str, object]]) -> bytes:
+    """Replace the lines of a quarantine file, or delete the file if there are none, and return its earlier content.
 
     Lines of an earlier try of the batch are dropped, because its files may have been mended or deleted since. Lines
     with a value are kept, because the topic may have deleted their messages. Raises DataError if the existing file
     cannot be read."""
     texts = {json.dumps(line, ensure_ascii=False): None for line in lines}
+    content = b""
     if exists := store.exists(path):
         try:
+            content = store.read(path)
             # A name may hold a letter such as U+2028, at which splitlines() would split.
-            earlier = [text for text in store.read(path).decode().split("\n") if text]
+            earlier = [text for text in content.decode().split("\n") if text]
             # Keyed by text, so that a line of the earlier try is not repeated.
             texts |= {text: None for text in earlier if VALUE in parse_object(text)}
         except ValueError as error:
@@ -52,6 +54,15 @@ def write_quarantine(store: Store, path: str, lines: Iterable[dict[str, object]]
     if texts:
         store.replace(path, "".join(f"{text}\n" for text in texts).encode())
     elif exists:
+        store.delete(path)
+    return content
+
+
+def restore_quarantine(store: Store, path: str, content: bytes) -> None:
+    """Undo ``write_quarantine``. content: its result."""
+    if content:
+        store.replace(path, content)
+    else:
         store.delete(path)
 
 

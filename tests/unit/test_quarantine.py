@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -14,16 +15,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.core.errors import UsageError
 from pipeline.core.shardset.layout import Layout
-from pipeline.input.arrivals import MOST_BROKEN, Arrivals, SkippedRows, merge_ranges, ranges_to_leave_out, survey
+from pipeline.core.shardset.manifest import open_committed
+from pipeline.input.arrivals import (
+    MOST_BROKEN,
+    Arrivals,
+    BadRecord,
+    SkippedRows,
+    merge_ranges,
+    ranges_to_leave_out,
+    survey,
+)
 from pipeline.input.dataset import RecordRange, serial
 from pipeline.input.formats import DataFile
 from pipeline.input.quarantine import VALUE, path_of, write_quarantine
 from pipeline.input.read_options import ReadOptions
+from pipeline.runs.steps import commit as steps
 from pipeline.stream.checkpoint import planned_files, planned_offsets
 from pipeline.stream.kafka import lost_messages
 from pipeline.stream.look import LookJob, scan_batch
 from tests.spark.test_stream import IMAGES, LABELS, files
+from tests.support.commits import commit
 from tests.support.places import STORE, put
 from tests.support.stream_runs import SHAPE
 from tests.support.tiers import only
@@ -53,6 +66,35 @@ def test_names_with_separators_of_lines_can_be_read_again(tmp_path: Path) -> Non
     write_quarantine(STORE, path, lines)
     write_quarantine(STORE, path, lines[:1])
     assert [json.loads(line) for line in Path(path).read_text().split("\n") if line] == lines
+
+
+@pytest.mark.parametrize(("end", "sources"), [("refused", ["old"]), ("undone", ["old"]), ("committed", ["new"])])
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_failed_commit_leaves_the_list_of_the_set(
+    earlier: bool, end: str, sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """earlier: whether the set in the output has a list."""
+    output = str(tmp_path)
+    commit(STORE, output, "old", 1)
+    before = open_committed(STORE, output)
+    if earlier:
+        write_quarantine(STORE, path_of(output, 0), [{"source": "old"}])
+
+    def fail(*_: object, **others: object) -> NoReturn:
+        if end == "committed":
+            commit(STORE, output, "new", 1)
+        raise UsageError("another set") if end == "refused" else KeyboardInterrupt
+
+    monkeypatch.setattr(steps, "describe_set", lambda *_: None)
+    monkeypatch.setattr(steps, "publish", fail)
+    run: Any = SimpleNamespace(store=STORE, request=SimpleNamespace(output=output))
+    inputs = SimpleNamespace(bad_records=[BadRecord("new", 0, "no image")])
+    written_set: Any = SimpleNamespace(inputs=inputs, moves=list)
+    goal: Any = SimpleNamespace(before=before)
+    attempt: Any = None
+    with pytest.raises((UsageError, KeyboardInterrupt)):
+        steps.commit(run, goal, attempt, written_set, [])
+    assert [line["source"] for line in aside(tmp_path)] == (sources if earlier or end == "committed" else [])
 
 
 @pytest.mark.slow

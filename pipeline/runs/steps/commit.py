@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
+from pipeline.core.errors import DataError
 from pipeline.core.provenance import provenance
 from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.shardset.commit import Move, publish, refuse_unless
 from pipeline.core.shardset.contract import Manifest
-from pipeline.core.shardset.manifest import ShardSet
+from pipeline.core.shardset.manifest import ShardSet, read_committed
 from pipeline.core.shardset.parts import Evaluation, Input, Worker
-from pipeline.input.quarantine import lines_of, path_of, write_quarantine
+from pipeline.input.quarantine import lines_of, path_of, restore_quarantine, write_quarantine
 from pipeline.output.entries import (
     describe_assigned_workers,
     describe_assignment,
@@ -122,6 +124,14 @@ def commit(
     manifest = describe_set(run, goal, written_set, models)
     # Before the commit, so that no committed set lacks its list. If the run is killed in between, its list stands beside
     # the old set until it is run again.
-    write_quarantine(run.store, path_of(run.request.output, 0), lines_of(written_set.inputs.bad_records))
-    committed = publish(attempt, manifest, written_set.moves() + models, before=goal.before, supersedes=supersedes)
+    list_path = path_of(run.request.output, 0)
+    old_list = write_quarantine(run.store, list_path, lines_of(written_set.inputs.bad_records))
+    try:
+        committed = publish(attempt, manifest, written_set.moves() + models, before=goal.before, supersedes=supersedes)
+    except BaseException:
+        # The set that stays gets its own list back. Not if the store does not tell which set that is.
+        with suppress(OSError, DataError):
+            if goal.before and read_committed(run.store, run.request.output) == goal.before:
+                restore_quarantine(run.store, list_path, old_list)
+        raise
     return ShardingResult(committed, fresh=committed.manifest.generation.endswith(attempt.id))
