@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from PIL import Image
 
 from pipeline.core.errors import DataError, UsageError
-from pipeline.core.shardset.manifest import open_committed
+from pipeline.core.shardset.manifest import missing_file, open_committed
 from pipeline.core.storage.store import Store
 from pipeline.input import committed
 from pipeline.input.committed import ShardReader, committed_dataset
@@ -409,6 +410,15 @@ def test_a_file_that_is_still_being_copied_is_refused(tmp_path: Path) -> None:
         DataError, match=r"data_batch_3.bin._COPYING_ is being copied there; wait until the copy is complete"
     ):
         discover(STORE, str(tmp_path / "d"), run=serial)
+
+
+def test_the_rows_of_a_set_need_none_of_its_models(tmp_path: Path) -> None:
+    """Each append of a stream deletes a model of the version before."""
+    make_set(tmp_path)
+    shards = open_committed(STORE, str(tmp_path))
+    shards = replace(shards, manifest=replace(shards.manifest, model=["_model/v1-0123456789ab/buckets/arrays.npz"]))
+    assert missing_file(shards)
+    assert committed_dataset(shards).rows == shards.manifest.rows
 
 
 def test_a_window_of_a_set_holds_a_bounded_size_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import DataError, UsageError
+from pipeline.core.shardset.manifest import missing_file
 from pipeline.core.storage.retries import unreadable_is_data_error
 from tests.support.trainer_sets import rows_of, write_shards
+from trainer.data import opening
 from trainer.data.loading import load_worker
 from trainer.data.opening import open_shards, store_of
+from trainer.data.shards import Shards
 
 
 def test_a_folder_without_a_set_names_a_command_that_makes_one(tmp_path: Path) -> None:
@@ -44,6 +47,20 @@ def test_a_uri_without_host_uses_hadoops_default_file_system(tmp_path: Path, mon
     (tmp_path / "core-site.xml").write_text(f"<configuration>{property}</configuration>")
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
     assert store_of("hdfs:///shards").resolve("hdfs:///shards") == "hdfs://names:8020/shards"
+
+
+def test_a_set_that_is_replaced_while_it_is_opened_is_read_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_shards(tmp_path / "set", [rows_of(10, 1)], None)
+
+    def replace_and_check(shards: Shards) -> str | None:
+        monkeypatch.setattr(opening, "missing_file", missing_file)
+        write_shards(folder, [rows_of(20, 1)], None)
+        return f"{folder}/worker=000/part.parquet is missing"
+
+    monkeypatch.setattr(opening, "missing_file", replace_and_check)
+    assert open_shards(str(folder)).rows == 20
 
 
 @contextmanager

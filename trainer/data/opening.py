@@ -47,10 +47,14 @@ def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
         _check_workers(shards, num_workers)
         with unreadable_is_data_error(shards.uri):
             problem = missing_file(shards)
+            # An append or a replacement deletes files of the version that was read before it.
+            is_replaced = problem is not None and with_retries(read_committed)(store, uri) != committed
     except ValueError as error:
         raise DataError(
             f"{shards.uri}/{NAME} is damaged ({' '.join(str(error).split())}); rerun the job that made it"
         ) from None
+    if is_replaced:
+        return open_shards(uri, num_workers=num_workers)
     if problem:
         raise DataError(f"{problem}: the set is damaged; rerun the job that made it")
     return shards

@@ -140,22 +140,24 @@ def with_rows(shards: ShardSet) -> ShardSet:
     return shards
 
 
-def missing_file(shards: ShardSet) -> str | None:
-    """Return a line about the first listed file that is missing or has another size, or None. O(files)."""
-    return next((line for _, line in _missing(shards)), None)
+def missing_file(shards: ShardSet, *, models: bool = True) -> str | None:
+    """Return a line about the first listed file that is missing or has another size, or None. O(files).
+
+    models: whether models are checked too."""
+    return next((line for _, line in _missing(shards, models=models)), None)
 
 
 def missing_files(shards: ShardSet) -> dict[str, str]:
     """Return a line about every listed file that is missing or has another size, by its path. O(files)."""
-    return dict(_missing(shards))
+    return dict(_missing(shards, models=True))
 
 
-def _missing(shards: ShardSet) -> Iterator[tuple[str, str]]:
+def _missing(shards: ShardSet, *, models: bool) -> Iterator[tuple[str, str]]:
     """Yield the path of each file of a set that is missing or has another size, and a line about it.
 
     Costs one listing per folder."""
     folders: dict[str, dict[str, int]] = {}
-    for path in shards.manifest.model or ():
+    for path in shards.manifest.model or () if models else ():
         if not shards.store.exists(f"{shards.uri}/{path}"):
             yield path, f"{shards.uri}/{path} is missing"
     for file in shards.hashed_files():
