@@ -42,6 +42,7 @@ from pipeline.quality.metrics import (
 SAMPLE_ROWS = 3000
 MOST_COUNTED = 1 << 22  # limit of counts by worker; by file, four times as many: 32 and 128 MB on the driver
 SPARSE_IMAGES = 24
+MOST_CLASS_SUMS = 1 << 13  # limit of sums by file and class, of 8 kB each: 64 MB on the driver
 MOST_LABELS = 1 << 16  # of coarse labels, whose number the manifest does not have
 
 
@@ -58,6 +59,7 @@ class Reader:
         compared: the columns of labels that are compared with neighbourhoods.
         kept_columns: kept columns of whole numbers, which are compared too if they hold classes.
         most_cells: the most pairs of a neighbourhood and a value of a kept column that a file may have.
+        by_class: whether the images of each class are compared too.
     """
 
     store: Store
@@ -68,6 +70,7 @@ class Reader:
     compared: tuple[str, ...]
     kept_columns: tuple[str, ...] = ()
     most_cells: int = 0
+    by_class: bool = False
 
     def owners(self, file: ShardFile) -> Iterator[Block]:
         """Yield the rows of a file that are not copies (copy number 0) as blocks, in file order.
@@ -202,7 +205,8 @@ def sum_moments(
         # Without the last entry, every result is a valid index; rows of uncounted neighbourhoods are dropped below.
         places = np.searchsorted(reader.counted[:-1], near)
         places = places[reader.counted[places] == near]
-    return moments(features, labels, places, reader.limits.get("label", 1), len(reader.counted), bandwidth)
+    classes = reader.limits.get("label", 1)
+    return moments(features, labels, places, classes, len(reader.counted), bandwidth, reader.by_class)
 
 
 def largest_groups(groups: Sequence[Neighbourhood], most: int) -> Ints:
@@ -293,7 +297,10 @@ def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, Ima
     )
     kept_columns = tuple(column.name for column in manifest.columns if compared and column.type == "int64")
     most_cells = MOST_COUNTED // max(1, len(files) * len(kept_columns))
-    reader = Reader(shards.store, shards.uri, layout, limits, counted_groups, compared, kept_columns, most_cells)
+    by_class = len(workers) > 1 and 1 < limits.get("label", 1) <= MOST_CLASS_SUMS // max(1, len(files))
+    reader = Reader(
+        shards.store, shards.uri, layout, limits, counted_groups, compared, kept_columns, most_cells, by_class
+    )
 
     sparse = np.flatnonzero([group.sparse for group in groups])
     samples, images = zip(

@@ -23,6 +23,7 @@ from pipeline.strategies import STRATEGIES
 
 RATIOS = (
     ("mmd_ratio", "Image distance (MMD²) / expected distance of a random split"),
+    ("class_mmd_ratio", "Image distance (MMD²) inside classes / expected distance of a random split"),
     ("class_chi_square_per_dof", "Class chi-square / degrees of freedom (random split: 1)"),
     ("neighbourhood_chi_square_per_dof", "Neighbourhood chi-square / degrees of freedom (random split: 1)"),
     ("cluster_chi_square_per_dof", "Chi-square / degrees of freedom of distribution_aware's neighbourhoods"),
@@ -184,6 +185,7 @@ def comparison_row(manifest: Manifest, measured: Quality) -> dict[str, Any]:
         "effective_classes": measured.skew and measured.skew.effective_classes,
         "mmd_ratio": measured.mmd_ratio,
         "mmd_ratio_sd": measured.mmd_ratio_sd,
+        "class_mmd_ratio": measured.class_mmd_ratio,
         "mean_ratio": measured.mean_ratio,
         "bytes": sum(file.bytes for worker in manifest.workers for file in worker.files),
     }

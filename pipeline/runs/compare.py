@@ -50,6 +50,7 @@ COLUMNS = (
     ("cluster_chi_square_per_dof", "k-means chi2/dof", "{:.3f}"),
     ("adjusted_rand", "ARI", "{:.3f}"),
     ("mmd_ratio", "MMD2 ratio", "{:.2f}"),
+    ("class_mmd_ratio", "class MMD2", "{:.2f}"),
     ("bytes", "bytes", "{:,}"),
 )
 

@@ -272,6 +272,8 @@ def test_compare(name: str, names: Sequence[str], sets: Sets, tmp_path: Path, la
         assert_set(output / strategy, strategy, rows=rows_of_set, eval_rows=0)
     if "distribution_aware" in names:
         assert rows["distribution_aware"]["mmd_ratio"] < rows["random"]["mmd_ratio"]
+    for strategy in {"class_cluster", "submodular"} & set(names):
+        assert rows[strategy]["class_mmd_ratio"] < rows["random"]["class_mmd_ratio"]
 
 
 @pytest.mark.parametrize("name", only(["hash_stream.py"], ["hash_stream.py", "stream"]))

@@ -23,6 +23,7 @@ from pipeline.core.errors import DataError, UnsuitableError, UsageError
 from pipeline.core.shardset.manifest import open_committed
 from pipeline.core.storage.store import Store
 from pipeline.input.dataset import ranges
+from pipeline.quality.measure import measure
 from pipeline.runs.request import Request, preflight
 from pipeline.runs.reshard import reshard
 from pipeline.runs.shard import shard
@@ -275,6 +276,9 @@ def test_a_cell_of_class_cluster_holds_rows_of_one_class(spark: SparkSession, so
     rows = read(tmp_path / "o", manifest)
     assert set(rows.groupby("neighbourhood").label.nunique()) == {1}
     assert set(rows.groupby("label").neighbourhood.nunique()) == {3}  # 30 clusters of 10 classes
+    ratio = measure(open_committed(Store(), str(tmp_path / "o")))[0].class_mmd_ratio
+    assert ratio is not None
+    assert ratio < 0.95, "inside classes, too, shards are more even than random ones, whose ratio is 1"
 
 
 def test_sizes_of_an_independent_draw_a_row_are_binomial() -> None:

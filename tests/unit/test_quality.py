@@ -17,6 +17,7 @@ from scipy.stats import chi2_contingency, entropy
 from scipy.stats.contingency import association
 from sklearn.metrics import adjusted_rand_score
 from sklearn.metrics.cluster import contingency_matrix
+from sklearn.metrics.pairwise import rbf_kernel
 
 from pipeline.core.errors import DataError
 from pipeline.core.shardset.contract import Manifest
@@ -148,19 +149,41 @@ def test_mmd_equals_the_brute_force_kernel_distance(tmp_path: Path) -> None:
         assert shard.mmd2 == pytest.approx(exact, rel=0.1)
 
 
+def test_mmd_inside_classes_equals_the_brute_force_kernel_ratio(tmp_path: Path) -> None:
+    """Bright images of a class are on other workers than dark ones, and class 3 is on a single worker."""
+    images, labels = make_images(400)
+    bright = images.mean(axis=(1, 2, 3))
+    worker = 2 * (bright > np.array([bright[labels == label].mean() for label in range(4)])[labels])
+    worker[::5] = 1
+    worker[labels == 3] = 2
+    result = measured(tmp_path, commit(tmp_path, images, labels, worker, 3))
+    kernel = rbf_kernel(quality.thumbnails(images).astype(np.float64), gamma=1 / (2 * result.bandwidth**2))
+    ratios = []
+    for label in range(3):
+        alike = labels == label
+        among = kernel[np.ix_(alike, alike)]
+        for mine in (worker[alike] == number for number in range(3)):
+            mmd2 = among[np.ix_(mine, mine)].mean() - 2 * among[mine].mean() + among.mean()
+            ratios.append(mmd2 / ((1 - among.mean()) / mine.sum() * (len(mine) - mine.sum()) / (len(mine) - 1)))
+    assert result.class_mmd_ratio == pytest.approx(np.mean(ratios), rel=0.05)
+    assert np.mean(ratios) > 1.5
+
+
 @pytest.mark.full
 def test_random_splits_have_a_mean_ratio_of_one(tmp_path: Path) -> None:
     images, labels = make_images(300, seed=1)
-    mmd, mean, shard_mmd = [], [], []
+    mmd, mean, shard_mmd, class_mmd = [], [], [], []
     for seed in range(60):
         worker = np.random.default_rng(seed).permutation(300) % 5
         folder = tmp_path / str(seed)
         result = measured(folder, commit(folder, images, labels, worker, 5, files_per_worker=1))
         mmd.append(result.mmd_ratio)
         mean.append(result.mean_ratio)
+        class_mmd.append(result.class_mmd_ratio)
         shard_mmd += [shard.mmd_ratio for shard in result.shards]
     assert np.mean(mmd) == pytest.approx(1, abs=4 * np.std(mmd) / np.sqrt(60))
     assert np.mean(mean) == pytest.approx(1, abs=4 * np.std(mean) / np.sqrt(60))
+    assert np.mean(class_mmd) == pytest.approx(1, abs=4 * np.std(class_mmd) / np.sqrt(60))
     assert np.std(mmd) == pytest.approx(result.mmd_ratio_sd, rel=0.35)
     assert np.std(mean) == pytest.approx(result.mean_ratio_sd, rel=0.35)
     assert np.std(shard_mmd) == pytest.approx(result.shard_mmd_ratio_sd, rel=0.35)
@@ -318,7 +341,7 @@ def test_merging_moments_gives_those_of_all_rows_in_any_order() -> None:
     features, groups = quality.thumbnails(images), labels % 2
 
     def sums(rows: slice) -> quality.Moments:
-        return quality.moments(features[rows], labels[rows], groups[rows], 4, 2, 1.0)
+        return quality.moments(features[rows], labels[rows], groups[rows], 4, 2, 1.0, by_class=True)
 
     whole, (a, b, c) = sums(slice(None)), (sums(slice(at, at + 30)) for at in (0, 30, 60))
     for merged in (quality.merge(quality.merge(a, b), c), quality.merge(c, quality.merge(b, a))):
@@ -363,15 +386,20 @@ def test_features_of_any_scale_have_a_mean_ratio(scale: float) -> None:
     json.dumps(result.to_dict(), allow_nan=False)
 
 
-def test_figures_without_a_comparison_are_none(tmp_path: Path) -> None:
+def test_figures_without_a_comparison_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images, labels = make_images(20)
     one = measured(tmp_path / "1", commit(tmp_path / "1", images, labels * 0, np.zeros(20, int), 1))
     assert (one.classes, one.mmd_ratio, one.mmd_ratio_sd, one.size_ratio) == (None, None, None, 1)
+    assert one.class_mmd_ratio is None
     empty = measured(tmp_path / "2", commit(tmp_path / "2", images, labels, np.zeros(20, int), 2))
     assert (empty.size_ratio, empty.min_rows, empty.shards[1].mmd_ratio) == (None, 0, None)
     same = np.broadcast_to(images[:1], images.shape)
     equal = measured(tmp_path / "3", commit(tmp_path / "3", same, labels, np.arange(20) % 2, 2))
-    assert (equal.mmd_ratio, equal.mean_ratio) == (None, None)
+    assert (equal.mmd_ratio, equal.mean_ratio, equal.class_mmd_ratio) == (None, None, None)
+    monkeypatch.setattr("pipeline.quality.measure.MOST_CLASS_SUMS", 15)
+    many = measured(tmp_path / "4", commit(tmp_path / "4", images, labels, np.arange(20) % 2, 2))
+    assert many.mmd_ratio is not None
+    assert many.class_mmd_ratio is None  # 4 classes in each of 4 files
     json.dumps([one.to_dict(), empty.to_dict(), equal.to_dict()], allow_nan=False)
 
 

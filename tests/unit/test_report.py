@@ -323,7 +323,7 @@ def test_the_comparison_shows_every_strategy_beside_a_random_split(tmp_path: Pat
     for text in ("distribution_aware", "stratified", "random split", "scan", "write", "fit"):
         assert text in page.text
     assert re.search(r"stratified\s*-\s*-\s*2\.5\s*2\.50", page.text)  # no scan, no write, fit, total
-    assert len(page.sources()) == 4  # seconds, distance, classes, neighbourhoods
+    assert len(page.sources()) == 5  # seconds, distance, distance inside classes, classes, neighbourhoods
 
 
 @pytest.mark.slow
