@@ -127,6 +127,11 @@ def test_two_seeds_say_nothing() -> None:
     assert text.startswith("No result yet: a comparison needs 3 seeds in common with random.")
 
 
+def test_a_plan_of_one_configuration_compares_nothing() -> None:
+    text = said(made(normal({"random": 0.01}), ways=("random",)))
+    assert text.startswith("The plan has no configuration to compare with random.")
+
+
 def test_a_study_in_progress_says_how_far_it_is() -> None:
     plan = make_plan(WAYS, seeds=10)
     records = make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))[:17]

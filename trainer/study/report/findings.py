@@ -87,6 +87,8 @@ def _answer(analysis: Analysis) -> list[str]:
     if analysis.sets:
         of_sets = [_set_words(analysis, s, m) for s in analysis.settings for m in s.members.values()]
         return [*lines, *filter(None, of_sets), CROSSED]
+    if not comparisons and not lines and all(list(s.members) == [base] for s in analysis.settings):
+        return [f"The plan has no configuration to compare with {base}."]
     if not comparisons:
         return [*lines, f"No result yet: a comparison needs {FEW_SEEDS} seeds in common with {base}."]
     # A significant difference of spread is called steadier or less steady only if both ratios agree.
