@@ -95,8 +95,10 @@ def test_every_row_is_owned_once_and_arrives_unchanged(
         assert (spread.max(axis=1) - spread.min(axis=1)).max() <= 1
 
 
-# Row by row, group by group, within classes, and by a table: strategies that share the way share this property.
-CUT = ["random", "distribution_aware", "class_cluster", "submodular", "dirichlet"]
+# The others place rows by ids and labels alone, and tests/unit/test_assign.py cuts their work.
+CUT = [
+    name for name, kind in STRATEGIES.items() if kind.looks_at_pixels or kind.reads_table or make(name).bundle_column
+]
 
 
 @pytest.mark.parametrize("name", only(["distribution_aware"], CUT))
@@ -172,12 +174,12 @@ def test_another_seed_gives_other_shards(spark: SparkSession, source: Source, tm
 
 
 # Resharding deals the stored rows again: that this works with fewer workers, too, is no property of a strategy.
-RESHARDED: list[tuple[str, Any, Any]] = [("distribution_aware", 4, 7), ("stratified", 13, 2), ("by_attribute", 4, 7)]
+RESHARDED: list[tuple[str, int, int]] = [("stratified", 13, 2), *((name, 4, 7) for name in STRATEGIES)]
 
 
 @pytest.mark.parametrize(("name", "before", "after"), only([("distribution_aware", 4, 7)], RESHARDED))
 def test_resharding_gives_what_the_job_itself_would_write(
-    spark: SparkSession, source: Source, tmp_path: Path, name: str, before: Any, after: Any
+    spark: SparkSession, source: Source, tmp_path: Path, name: str, before: int, after: int
 ) -> None:
     skip_unless_values(name, before, after)
     extra = tmp_path / "eval.bin"

@@ -1,7 +1,9 @@
 """Ranks, tables and permutations against brute force."""
 
 import random
+from contextlib import nullcontext
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +17,12 @@ from pipeline.assignment.chunks import chunk_bounds, count_by_chunk, offsets_by_
 from pipeline.assignment.groups import GroupTable, SparseIf, group_table
 from pipeline.assignment.permutation import keyed_permutation, keyed_permutations
 from pipeline.assignment.ranks import ranks
-from pipeline.output.placement import deliver_rows
+from pipeline.input.dataset import Block, ranges
+from pipeline.input.formats import Columns
+from pipeline.input.scan import Scan
+from pipeline.output.placement import Dealing, deliver_rows
+from pipeline.strategies import STRATEGIES
+from pipeline.strategies.base import Context
 
 groups_of_rows = st.lists(st.integers(0, 6), min_size=1, max_size=200).map(np.array)
 
@@ -69,22 +76,54 @@ def test_groups_are_permuted_together_as_alone(sizes: list[int], key: int, order
         assert together[inside].tolist() == keyed_permutation(values[inside], size, keys[group]).tolist()
 
 
+# Strategies that place rows by ids and labels alone, so that no Spark is needed.
+BY_LABEL = [
+    name
+    for name, kind in STRATEGIES.items()
+    if not (kind.looks_at_pixels or kind.reads_table) and kind().bundle_column is None
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "params"), [*((name, {}) for name in BY_LABEL), ("stratified", {"shuffle_within_class": True})]
+)
+def test_chunks_and_their_order_change_no_rows_worker(name: str, params: dict[str, Any]) -> None:
+    """In 1, 7 and 64 chunks, each placed alone, in one or two blocks, and the last chunk first."""
+    labels = np.random.default_rng(5).integers(0, 10, 2600).astype(np.int32)
+    placed = []
+    for number in (1, 7, 64):
+        bounds = ranges(0, 2600, number)
+        counted = (count_by_chunk(np.arange(*ids), labels[slice(*ids)], 10, bounds) for ids in bounds[::-1])
+        scan = Scan(2600, sum_counts(counted, number, 10), np.zeros(3, np.int64), 0)
+        context = Context(None, scan, bounds, 5, lambda phase: nullcontext(), print, "")  # type: ignore[arg-type]
+        result = STRATEGIES[name](seed=3, **params).fit(context)
+        table = group_table(result.counts.sum(axis=0), 5, result.start, result.sparse_if, table=result.table)
+        dealing = Dealing(result.grouping, table, offsets_by_chunk(result.counts))
+        workers = np.full(2600, -1)
+        for chunk in reversed(range(number)):
+            blocks = (np.arange(*ids) for ids in ranges(*bounds[chunk], chunk % 2 + 1))
+            parts = dealing.deliveries(chunk, (Block(ids, Columns(labels[ids], None, None, None)) for ids in blocks))
+            for part in parts:
+                workers[part.block.ids[part.rows]] = part.workers
+        assert 0 <= workers.min() <= workers.max() == 4
+        placed.append(workers)
+    assert np.array_equal(placed[0], placed[1])
+    assert np.array_equal(placed[0], placed[2])
+
+
 def test_a_keyed_permutation_is_the_same_in_every_release() -> None:
     """Values of the first release: committed sets are dealt again with the same rows."""
     assert keyed_permutation(np.arange(10), 10, 3).tolist() == [4, 6, 7, 2, 0, 3, 5, 1, 8, 9]
 
 
-@pytest.mark.full
 def test_permutations_of_many_seeds_deal_classes_hypergeometrically() -> None:
     """Under ``random`` the class counts of a shard are hypergeometric; 300 seeds, chi-square."""
     rows, members, workers, seeds = 1200, 240, 6, 300
     drawn = stats.hypergeom(rows, members, rows // workers)
-    counts = np.array(
-        [
-            np.bincount(keyed_permutation(np.arange(members), rows, seed) % workers, minlength=workers)
-            for seed in range(seeds)
-        ]
-    )
+    groups = np.repeat(np.arange(seeds), members)
+    values = np.tile(np.arange(members), seeds)
+    owners = keyed_permutations(values, groups, np.full(seeds, rows), range(seeds)) % workers
+    counts = np.bincount(groups * workers + owners, minlength=seeds * workers).reshape(seeds, workers)
     first = counts[:, 0]
     edges = [-1, *(int(drawn.ppf(q)) for q in (0.1, 0.25, 0.5, 0.75, 0.9)), rows]
     observed = np.histogram(first, bins=np.array(edges) + 0.5)[0]

@@ -8,17 +8,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.shardset.manifest import missing_file
 from pipeline.core.storage.retries import unreadable_is_data_error
+from tests.support.draws import ids_in_steps
 from tests.support.trainer_sets import rows_of, write_shards
+from tests.support.virtual_runs import virtual
 from trainer.data import opening
 from trainer.data.loading import load_worker
 from trainer.data.opening import open_shards, store_of
+from trainer.data.rows import join_rows
 from trainer.data.shards import Shards
+from trainer.runlog.read import read_pushes
 
 
 def test_a_folder_without_a_set_names_a_command_that_makes_one(tmp_path: Path) -> None:
@@ -107,3 +113,20 @@ def test_a_path_that_is_no_file_any_more_is_a_data_error(tmp_path: Path, kind: s
 def test_a_failure_that_may_pass_is_no_data_error() -> None:
     with pytest.raises(OSError, match="stale"), unreadable_is_data_error("hdfs://names/set"):
         raise OSError(errno.ESTALE, "stale file handle", "hdfs://names/set")
+
+
+def test_rows_on_every_worker_are_drawn_once_per_worker(tmp_path: Path) -> None:
+    """An epoch has floor(distinct rows / batch size) steps; copies lengthen the pass over a shard, not the epoch."""
+    shared = rows_of(12, 9, first_id=900)
+    parts = [join_rows([rows_of(36, worker, first_id=36 * worker), shared]) for worker in range(3)]
+    folder = write_shards(tmp_path / "set", parts, None)
+    settings: dict[str, Any] = {"model": "logistic", "batch_size": 37, "threads": 1, "example_ledger": True}
+    virtual(tmp_path / "run", "bsp", shards=folder, compute="real", workers=3, steps=None, epochs=4, **settings)
+    steps = 4 * (120 // 37)
+    pushes = read_pushes(tmp_path / "run" / "pushes.csv")
+    assert np.bincount(pushes["worker"]).tolist() == [steps] * 3
+    # 12 steps of 12 rows are 3 passes over the 48 rows of a shard.
+    ids, times = np.unique(ids_in_steps(tmp_path / "run"), return_counts=True)
+    assert dict(zip(ids.tolist(), times.tolist(), strict=True)) == {
+        **dict.fromkeys(range(108), 3), **dict.fromkeys(range(900, 912), 3 * 3)
+    }  # fmt: skip
