@@ -11,8 +11,8 @@ from pipeline.core.errors import UsageError
 AUTO = "auto"
 INVERSE_SQRT = "inverse-sqrt"
 SHARES = (0.75, 0.9)  # of a run, after which "auto" drops the rate; earlier drops stop short runs from learning
-# The drops printed in chapters 4 and 6 of the thesis differ by an epoch or two (82 and 133 or 81; 90 and 135). These are the
-# ones of TensorFlow's official ResNet, which the thesis used.
+# ch6: TensorFlow's official ResNet, which the thesis used, drops at 91 and 136; chapter 6 prints these as 90 and 135.
+# ch4: 82 and 133, as chapter 4 prints them (81 in its section 4.4.3).
 RECIPES: dict[str, tuple[float, ...]] = {AUTO: (), "ch6": (91, 136), "ch4": (82, 133), "constant": (), INVERSE_SQRT: ()}
 
 
