@@ -139,6 +139,8 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     for identity in ("{}", "damaged", "3"):
         write_state(folder_of(other.root, 12), replace(read_state(other.root, 12), identity=identity))
         ensure_checkpoint(config, facts, start, tmp_path / "other")
+    with pytest.raises(DataError, match=r"00000012 has 64 values .* this run has 72: the model"):
+        ensure_checkpoint(config, replace(facts, num_buffers=8), np.ones(72, np.float32), tmp_path / "other")
 
 
 def test_a_slow_disk_skips_no_end_of_an_epoch(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ from trainer.data.example_table import values_of
 from trainer.data.loading import load_worker
 from trainer.data.neighbourhoods import NeighbourhoodModel
 from trainer.data.opening import open_shards
-from trainer.data.sampling import Draw
+from trainer.data.sampling import Draw, TableRowSampler
 from trainer.exchange import EXCHANGES
 from trainer.flags import build_parser, config_of
 from trainer.lifecycle.prepare import check_validation
@@ -57,6 +57,7 @@ from trainer.sampling.orders import level_pattern
 from trainer.sampling.recency import RecencySampler
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.failures import parse_failures
+from trainer.simulation.profiles import parse_profile
 from trainer.simulation.replay import replay
 from trainer.worker.step import Step
 
@@ -489,6 +490,28 @@ def test_the_table_has_validation_losses_of_the_last_epoch(pair: dict[str, Any],
     np.testing.assert_allclose(final(after)[-CLASSES:], expected, rtol=1e-4)
 
 
+@pytest.mark.parametrize("pair", [{"protocol": "asp"}, {"exchange": "strategy-switch", "alpha": 0.5}])
+def test_uneven_workers_leave_no_earlier_weakness(pair: dict[str, Any], table: str, tmp_path: Path) -> None:
+    """The oracle is the model at the end of a run whose parameters hardly change, so that all workers measure it."""
+    labels = EVAL_ROWS.labels % (CLASSES - 1)
+    parts = [rows_of(48, 2), rows_of(40, 3, 100), rows_of(45, 4, 200)]
+    shards = write_shards(tmp_path / "set", parts, replace(EVAL_ROWS, labels=labels))
+    values = VALIDATION | pair | {"learning_rate": 1e-9, "model": "perceptron"}
+    profile = parse_profile("lognormal:1")
+    done = run(shards, table, tmp_path / "run", "data-aware", profile=profile, **values)
+    with torch.no_grad():
+        logits = load(str(done.output))(torch.from_numpy(np.asarray(EVAL_ROWS.images_NCHW)))
+        losses = torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels), reduction="none").numpy()
+    opened = open_shards(str(shards))
+    config = make_config(shards, sampling="data-aware", batch_size=24, **values)
+    made = build_batches(config, opened, load_worker(opened, 1), 1, 3).sampler
+    assert isinstance(made, TableRowSampler)
+    assert made.validation is not None
+    found = made.validation.losses_of_groups(final(done)[-3 * CLASSES :])
+    expected = [losses[labels == label].mean() for label in range(CLASSES - 1)]
+    np.testing.assert_allclose(found, [*expected, 1.0], rtol=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "pair", [{"protocol": "asp"}, {"protocol": "ssp", "staleness_bound": 1}, {"exchange": "d-psgd"}]
@@ -531,21 +554,35 @@ def with_targets(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("exchange", "measured"), [("all-reduce", slice(1, None, 2)), ("d-psgd", slice(None))])
+@pytest.mark.parametrize(
+    ("pair", "measured", "parts", "shares"),
+    [
+        ({"exchange": "all-reduce"}, slice(1, None, 2), [0.5, 0, 0, 0], [[1, 1, 1, 1]]),
+        ({"exchange": "d-psgd"}, slice(None), [1, 0, 0, 0], [[1, 1, 1, 1]]),
+        ({"protocol": "asp"}, slice(1, None, 2), [0, 0, 0, 0, 1, 0, 0, 0], [[0.5, 1, 1, 1], [0.5, 0, 0, 0]]),
+    ],
+    ids=["all-reduce", "d-psgd", "asp"],
+)
 def test_validation_losses_of_real_targets(
-    exchange: str, measured: slice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair: dict[str, Any],
+    measured: slice,
+    parts: list[float],
+    shares: list[list[float]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     opened = open_shards(str(with_targets(write_shards(tmp_path, [rows_of(48, 2), rows_of(48, 3, 100)], EVAL_ROWS))))
     model = NeighbourhoodModel(np.ones((opened.layout.record_bytes, 1)), 0, np.array([[0.0], [1e9]]))
     monkeypatch.setattr(batches, "read_model", lambda _: model)
-    values = {"weakness": "validation-loss", "sampling_groups": "neighbourhood", "exchange": exchange}
+    values = {"weakness": "validation-loss", "sampling_groups": "neighbourhood"} | pair
     config = make_config(opened.uri, model="linear", batch_size=96, sampling="data-aware", **values)
     made = build_batches(config, opened, load_worker(opened, 1, targets=True), 1, 2)
-    validation = made.sampler.draw(0, np.ones(CLASSES, np.float32)).validation
+    validation = made.sampler.draw(0, np.ones(len(parts), np.float32)).validation
     assert validation is not None
     assert validation.rows.labels.tolist() == EVAL_ROWS.ids[measured].tolist()
     # All rows are nearest to the first centre.
-    assert validation.parts.tolist() == [len(EVAL_ROWS.ids[measured]) / len(EVAL_ROWS)]
+    assert validation.parts.tolist() == parts
+    assert validation.shares.tolist() == shares
 
 
 @pytest.mark.parametrize("pair", [{"protocol": "bsp"}, {"exchange": "all-reduce"}], ids=["bsp", "all-reduce"])

@@ -179,6 +179,19 @@ class Config:
         """The losses by which a run divides its rows; None if it does not."""
         return LossStatistics(self.data.importance) if self.data.repartition == "importance" else None
 
+    def evaluation_portions(self, num_shards: int) -> int | None:
+        """Return the number of portions of the evaluation rows that have entries of their own in a loss table.
+
+        None if workers share the entries, because each one measures all rows, or because all pull the same table before
+        they push, so that their changes add up. Otherwise a worker would push its change of a table that others have
+        changed in the meantime. The number does not depend on the workers, which may change.
+
+        num_shards: number of shards of the set."""
+        together = isinstance(self.exchange, NeighbourExchange) or all(
+            stage.protocol.reproducible for stage in self.stage_configs()
+        )
+        return None if together else num_shards
+
     @property
     def table_sampler(self) -> TableSampler | None:
         """The owner of the run's loss table; None for a run without one."""

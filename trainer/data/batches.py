@@ -187,32 +187,46 @@ def sampler_of_rows(
     if config.sampler.validates:
         # Neighbours merge no tables, so that each of them measures all rows.
         divisor = 1 if isinstance(config.exchange, NeighbourExchange) else num_workers
-        validation = _validation_rows(shards, config.sampler.grouping, population, divisor)
+        portions = config.evaluation_portions(shards.num_workers)
+        validation = _validation_rows(shards, config.sampler.grouping, population, divisor, portions)
     return TableRowSampler(
         rows, config.sampler.table_stream(population), keys, places, validation, population.epoch_steps
     )
 
 
-def _validation_rows(shards: Shards, by: GroupBy | None, population: Population, divisor: int) -> ValidationRows:
+def _validation_rows(
+    shards: Shards, by: GroupBy | None, population: Population, divisor: int, portions: int | None
+) -> ValidationRows:
     """Return a worker's part of the evaluation rows of a set, with their classes or neighbourhoods. Raises DataError.
 
     Args:
         shards: the set.
-        by: the groups that have the entries of the table.
+        by: the groups that the table has entries of.
         population: the rows of the worker; the evaluation rows have real targets if these have.
         divisor: number of workers that share the evaluation rows.
+        portions: see ``Config.evaluation_portions``.
     """
     rows = load_eval(shards, targets=population.labels.dtype == np.float32)
     assert rows is not None, "checked before the run"
     keys = rows.labels.astype(np.int64)
+    num_groups = shards.num_classes
     if by == "neighbourhood":
         model = read_model(shards)
         assert model is not None, "checked before the run"
         keys = model.assign(rows.images_NCHW)
-    places = np.arange(population.worker % divisor, len(rows), divisor)
-    counts = np.bincount(keys)
+        num_groups = len(shards.manifest.neighbourhoods or ())
+    numbers = np.arange(len(rows))
+    if portions:
+        numbers %= portions
+        keys += numbers * num_groups
+    places = np.flatnonzero(numbers % divisor == population.worker % divisor)
+    counts = np.bincount(keys, minlength=(portions or 1) * num_groups)
     parts = np.bincount(keys[places], minlength=len(counts)) / np.maximum(counts, 1)
-    return ValidationRows(rows.view(places), keys[places], subtracted_mean(shards), parts.astype(np.float32))
+    rows_of_groups = counts.reshape(-1, num_groups)
+    # A group without evaluation rows keeps the first value of its first entry.
+    rows_of_groups[0, rows_of_groups.sum(axis=0) == 0] = 1
+    shares = (rows_of_groups / rows_of_groups.sum(axis=0)).astype(np.float32)
+    return ValidationRows(rows.view(places), keys[places], subtracted_mean(shards), parts.astype(np.float32), shares)
 
 
 def population_of(

@@ -23,7 +23,9 @@ def build_network(config: Config, shards: Shards) -> NetworkAndTask:
         rows = sum(shards.shard_rows)
         if config.data.repartition != "fixed":
             rows = shards.rows  # without copies
-        length = sampler.length(SetSizes(rows, shards.num_classes, len(shards.manifest.neighbourhoods or ())))
+        portions = config.evaluation_portions(shards.num_workers) or 1
+        sizes = SetSizes(rows, shards.num_classes, len(shards.manifest.neighbourhoods or ()), portions)
+        length = sampler.length(sizes)
         network.model.register_buffer(TABLE, torch.full((length,), sampler.first_value))
     return network
 

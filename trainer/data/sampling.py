@@ -28,12 +28,19 @@ class ValidationRows(NamedTuple):
         keys: entries of the rows in the table, int64 [M].
         mean: of the images, float32 [C], or [C, H, W] for a mean image, in 0..255.
         parts: share of all evaluation rows of an entry that are the worker's, float32 [entries].
+        shares: of the portions in the evaluation rows of each group, float32 [portions, groups].
     """
 
     rows: Rows
     keys: Ints
     mean: Floats
     parts: Floats
+    shares: Floats
+
+    def losses_of_groups(self, table: Floats) -> Floats:
+        """Return the mean loss of each group, float32 [groups]. table: of each portion and group, in this order."""
+        losses: Floats = (table.reshape(self.shares.shape) * self.shares).sum(axis=0)
+        return losses
 
 
 class Draw(NamedTuple):
@@ -141,7 +148,7 @@ class TableRowSampler:
 
     def draw(self, clock: int, table: Floats | None = None) -> Draw:
         assert table is not None, "every caller has the parameters"
-        selection = self.stream(clock, table)
+        selection = self.stream(clock, self.validation.losses_of_groups(table) if self.validation else table)
         places = selection.places if self.places is None else self.places[selection.places]
         if self.validation is None:
             return Draw(self.rows, places, weights=selection.weights, keys=self.keys[selection.places])

@@ -177,6 +177,16 @@ def _check_identity(config: Config, root: Place, state: RunState) -> None:
         )
 
 
+def _check_size(facts: RunFacts, root: Place, state: RunState) -> None:
+    """Raise DataError for a checkpoint of another number of values, as after a change of a model of the user's own."""
+    if state.total != facts.elements:
+        raise DataError(
+            f"{folder_of(root, state.version)} has {state.total} values of parameters, statistics and loss tables, and this"
+            f" run has {facts.elements}: the model or the version of the program has changed; choose another --output, or"
+            " --overwrite"
+        )
+
+
 def _check_links(config: Config, facts: RunFacts, root: Place, state: RunState) -> None:
     """Raise UsageError if the links of a run with neighbours have changed since it began, as a file of links can."""
     exchange = config.exchange
@@ -205,6 +215,7 @@ def ensure_checkpoint(config: Config, facts: RunFacts, values: Any, home: Place)
     state = newest_state(root, verify=True)
     if state:
         _check_identity(config, root, state)
+        _check_size(facts, root, state)
         _check_links(config, facts, root, state)
         # Neighbours write no checkpoint of the round with which they begin, so that of a spent run is final.
         is_spent = state.version >= config.steps_per_worker(facts.rows)

@@ -141,11 +141,13 @@ class SetSizes(NamedTuple):
         rows: rows of all workers, copies included.
         classes: number of classes.
         neighbourhoods: number of neighbourhoods, 0 if there are none.
+        portions: portions of the evaluation rows with entries of their own.
     """
 
     rows: int
     classes: int
     neighbourhoods: int
+    portions: int = 1
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,8 @@ class TableSampler(Sampler):
         """
         changed, values = self.targets(table, keys, losses, hits)
         factor: LossTable | np.float32 = np.float32(shares if self.has_owners else 1)
-        # The changes of all workers add up to the mean over all rows, however few workers have rows of an entry.
+        # The changes of the workers that share an entry add up to the mean over its rows, however few have such rows. All
+        # pull the same table. An entry that one worker alone measures gets its whole change.
         if parts is not None:
             factor = np.float32(shares) * parts[changed]
         result = table.copy()

@@ -46,8 +46,8 @@ class DataAwareSampler(TableSampler):
     """Draws groups in proportion to their rows and their weakness, mixed with their share of the shard.
 
     The weakness of a group is a running mean of the losses, or of the errors, of its examples, or the mean loss of its
-    evaluation rows at the last end of an epoch. In the first epoch groups are drawn by their shares alone.
-    Provatas (2021), 5.3 and 7.2.2, describes the idea, without numbers."""
+    evaluation rows, each measured when its worker last ended an epoch. In the first epoch groups are drawn by their
+    shares alone. Provatas (2021), 5.3 and 7.2.2, describes the idea, without numbers."""
 
     name: ClassVar[str] = "data-aware"
     summary: ClassVar[str] = "draw more rows of the classes or neighbourhoods on which the model is weak"
@@ -70,7 +70,8 @@ class DataAwareSampler(TableSampler):
         return self.weakness == "validation-loss"
 
     def length(self, sizes: SetSizes) -> int:
-        return sizes.classes if self.sampling_groups == "class" else sizes.neighbourhoods
+        groups = sizes.classes if self.sampling_groups == "class" else sizes.neighbourhoods
+        return groups * sizes.portions if self.validates else groups
 
     def keys(self, population: Population) -> Ints:
         numbers = population.labels if self.sampling_groups == "class" else population.neighbourhoods
