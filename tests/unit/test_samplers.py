@@ -746,6 +746,17 @@ def test_groups_that_a_set_lacks_are_refused(shards: Path, tmp_path: Path) -> No
     make_sampler("balanced", sampling_groups="neighbourhood").check(has_classes=False, has_neighbourhoods=True)
 
 
+def test_errors_of_real_targets_are_refused(tmp_path: Path) -> None:
+    targets = with_targets(write_shards(tmp_path / "set", [rows_of(48, 2), rows_of(48, 3, 100)], EVAL_ROWS))
+    values = {"model": "linear", "sampling_groups": "neighbourhood"}
+    with pytest.raises(
+        UsageError, match="--weakness error counts wrong predictions of classes, but the model fits real"
+    ):
+        run(targets, "", tmp_path / "run", "data-aware", weakness="error", **values)
+    assert not (tmp_path / "run").exists()
+    make_sampler("data-aware", weakness="error").check(has_classes=True, has_neighbourhoods=False)
+
+
 @every_sampler
 def test_a_sampler_has_flags_and_a_row_of_its_readme(name: str) -> None:
     kind = SAMPLERS[name]

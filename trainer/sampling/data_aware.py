@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.core.arrays import Ints
+from pipeline.core.errors import UsageError
 from pipeline.core.seeds import Purpose, generator
 from pipeline.core.specs import option
 from trainer.sampling.base import (
@@ -68,6 +69,15 @@ class DataAwareSampler(TableSampler):
     @property
     def validates(self) -> bool:
         return self.weakness == "validation-loss"
+
+    def check(self, *, has_classes: bool, has_neighbourhoods: bool) -> None:
+        super().check(has_classes=has_classes, has_neighbourhoods=has_neighbourhoods)
+        # A real number is never predicted exactly, so that all groups would be equally weak.
+        if self.weakness == "error" and not has_classes:
+            raise UsageError(
+                "--weakness error counts wrong predictions of classes, but the model fits real targets: give --weakness loss"
+                " or validation-loss"
+            )
 
     def length(self, sizes: SetSizes) -> int:
         groups = sizes.classes if self.sampling_groups == "class" else sizes.neighbourhoods
