@@ -31,8 +31,7 @@ def importance(
     *,
     rows: int,
     measure: Measure,
-    ignore_epochs: int = 0,
-    num_epochs: int | None = None,
+    num_epochs: int,
 ) -> Floats:
     """Return the importance of each row, float64 [rows]; NaN for a row without a loss.
 
@@ -46,13 +45,10 @@ def importance(
         losses: [L].
         rows: number of rows.
         measure: average or variance of a row's losses over the epochs.
-        ignore_epochs: losses of the first epochs, up to this one, are ignored.
-        num_epochs: number of epochs that have losses of any row, if some of these rows are not given here; default:
-            the number of the epochs that are given and not ignored.
+        num_epochs: number of epochs that have losses of any row, some of which may not be given here.
     """
-    used = np.flatnonzero(epochs > ignore_epochs)
     # In a fixed order, because sums of floats depend on it.
-    order = used[np.lexsort((losses[used], epochs[used], places[used]))]
+    order = np.lexsort((losses, epochs, places))
     if not len(order):
         return np.full(rows, np.nan)
     place = places[order]
@@ -66,8 +62,6 @@ def importance(
     has_loss = cells_of_row > 0
     sums = np.bincount(of_cell, means, minlength=rows)
     averages: Floats = np.where(has_loss, sums / np.maximum(cells_of_row, 1), np.nan)
-    if num_epochs is None:
-        num_epochs = len(np.unique(epoch))
     if measure == "average" or num_epochs == 1:
         return averages
     squares = np.bincount(of_cell, (means - averages[of_cell]) ** 2, minlength=rows)

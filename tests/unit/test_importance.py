@@ -55,16 +55,19 @@ def divided_by_definition(values: list[float], workers: int, heuristic: Heuristi
     return parts
 
 
-def compute(losses: Losses, rows: int, measure: Measure, **about: Any) -> np.ndarray[Any, Any]:
-    columns = [np.array([loss[column] for loss in losses]) for column in range(3)]
-    places, epochs, values = columns
+def compute(
+    losses: Losses, rows: int, measure: Measure, ignored: int = 0, num_epochs: int | None = None
+) -> np.ndarray[Any, Any]:
+    """Return the importance without the ignored first epochs. num_epochs: those of the losses by default."""
+    used = [loss for loss in losses if loss[1] > ignored]
+    places, epochs, values = (np.array([loss[column] for loss in used]) for column in range(3))
     return importance(
         places.astype(np.int64),
         epochs.astype(np.int64),
         values.astype(np.float32),
         rows=rows,
         measure=measure,
-        **about,
+        num_epochs=len(np.unique(epochs)) if num_epochs is None else num_epochs,
     )
 
 
@@ -84,18 +87,18 @@ def test_importance_is_the_mean_or_variance_of_epochs(
 ) -> None:
     """The result has the same bits in any order, and in pieces of rows with the number of epochs."""
     expected = by_definition(losses, 10, measure, ignored)
-    values = compute(losses, 10, measure, ignore_epochs=ignored)
+    values = compute(losses, 10, measure, ignored)
     assert values.tolist() == pytest.approx([np.nan if value is None else value for value in expected], nan_ok=True)
     shuffled = data.draw(st.permutations(losses))
-    assert compute(shuffled, 10, measure, ignore_epochs=ignored).tobytes() == values.tobytes()
+    assert compute(shuffled, 10, measure, ignored).tobytes() == values.tobytes()
     num_epochs = len({epoch for _, epoch, _ in losses if epoch > ignored})
     pieces = [
         compute(
             [(row - low, epoch, loss) for row, epoch, loss in losses if low <= row < low + 5],
             5,
             measure,
-            ignore_epochs=ignored,
-            num_epochs=num_epochs,
+            ignored,
+            num_epochs,
         )
         for low in (0, 5)
     ]
@@ -105,7 +108,7 @@ def test_importance_is_the_mean_or_variance_of_epochs(
 def test_the_variance_of_one_epoch_is_its_loss() -> None:
     """The authors' code does the same, so that an interval of one epoch ranks by average loss."""
     losses = [(0, 1, 9.0), (1, 1, 9.0), (0, 6, 1.0), (1, 6, 2.0)]
-    assert compute(losses, 2, "variance", ignore_epochs=5).tolist() == [1.0, 2.0]
+    assert compute(losses, 2, "variance", ignored=5).tolist() == [1.0, 2.0]
     assert compute(losses, 2, "variance").tolist() == [32.0, 24.5]
 
 

@@ -231,12 +231,12 @@ def test_phases_follow_the_rule(measure: Measure, heuristic: Heuristic, rows: in
         before = history[(history.clock >= starts[place - 1]) & (history.clock < starts[place])].copy()
         before["epoch"] = before.groupby("row").cumcount() + 1
         ignored, last = (1, 3) if place == 1 else (0, interval)
-        counted = before[before.epoch <= last]
+        counted = before[(before.epoch > ignored) & (before.epoch <= last)]
         values = importance(
             *(counted[name].to_numpy() for name in ("row", "epoch", "loss")),
             rows=rows,
             measure=measure,
-            ignore_epochs=ignored,
+            num_epochs=last - ignored,
         )
         expected = {"stripes": stripes, "blocks": blocks}[heuristic](values, 3)
         owners = now.groupby("row").worker.agg(["min", "max"])
