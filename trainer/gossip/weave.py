@@ -18,7 +18,9 @@ class WovenStep(NamedTuple):
 
 
 def woven_step(clock: int, first: int | None, every: int) -> WovenStep:
-    """Return the mini-batch at a clock: a foreign one after every ``every`` own ones.
+    """Return the mini-batch at a clock: a foreign one after every ``every`` own ones, counted across passes.
+
+    The authors' program counts anew in each pass.
 
     Args:
         clock: number of the worker's step.
