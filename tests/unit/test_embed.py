@@ -392,6 +392,37 @@ def test_what_cannot_be_embedded_is_one_line(source: Path, made: Path, tmp_path:
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
+def residuals(channels: int, blocks: int) -> list[tuple[str, int, int, int]]:
+    return [("Conv2d", channels, channels, 1)] * 2 * blocks
+
+
+def layers(part: torch.nn.Module) -> list[tuple[str, int, int, int]]:
+    """Return the kind, the channels before and after, and the stride of each convolution."""
+    kinds = torch.nn.Conv2d | torch.nn.ConvTranspose2d
+    convolutions = [each for each in part.modules() if isinstance(each, kinds)]
+    assert {each.kernel_size for each in convolutions} == {(3, 3)}
+    return [(type(each).__name__, each.in_channels, each.out_channels, each.stride[0]) for each in convolutions]
+
+
+def test_the_layers_are_those_of_the_table() -> None:
+    """Table 1 of He and Dube, with the corrections that the module names. A residual block has two convolutions."""
+    model = AutoEncoder((3, 32, 32))
+    assert layers(model.encoder) == [
+        *[("Conv2d", 3, 64, 2), *residuals(64, 2)],
+        *[("Conv2d", 64, 16, 2), *residuals(16, 2)],
+        *[("Conv2d", 16, 8, 2), *residuals(8, 2)],
+        *[("Conv2d", 8, 4, 1), *residuals(4, 1)],
+    ]
+    assert layers(model.decoder) == [
+        *residuals(4, 1),
+        *[("Conv2d", 4, 8, 1), *residuals(8, 2)],
+        *[("ConvTranspose2d", 8, 16, 2), *residuals(16, 2)],
+        *[("ConvTranspose2d", 16, 64, 2), *residuals(64, 2)],
+        ("ConvTranspose2d", 64, 3, 2),
+    ]
+    assert sum(parameter.numel() for parameter in model.parameters()) == 345_099
+
+
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 8, 8), (3, 33, 31), (2, 1, 5)])
 def test_images_of_any_size_have_vectors(shape: tuple[int, int, int]) -> None:
     model = AutoEncoder(shape)

@@ -172,6 +172,16 @@ def test_the_number_of_intervals_is_that_of_the_paper(warmup: int, interval: int
     # The steps of 100 epochs are 1.7 % fewer than those of 100 passes, or three passes of one epoch each.
     assert planned - 3 * (interval == 1) <= plan.intervals <= planned
     assert plan.phase(steps - 1).number == plan.intervals
+    # Step by step: a phase ends with the step that completes its epochs, or its passes over the rows of each worker.
+    starts: list[int] = []
+    drawn = 0
+    for clock in range(steps):
+        passes = interval if starts else warmup
+        if drawn >= passes * 50_000 and len(starts) < planned:
+            starts.append(clock)
+            drawn = 0
+        drawn += batch
+    assert plan.first_steps == tuple(starts)
 
 
 @pytest.mark.parametrize("kind", ["fixed", "random"])
