@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from pipeline.core import command_line
 from pipeline.core.errors import DataError, UsageError
@@ -23,9 +24,9 @@ from tests.support.configs import make_config
 from tests.support.draws import ids_in_steps
 from tests.support.tiers import only
 from tests.support.trainer_runs import lines_of
-from tests.support.trainer_sets import EVAL_ROWS, append_rows, rows_of, write_shards
+from tests.support.trainer_sets import CLASSES, EVAL_ROWS, append_rows, rows_of, write_shards
 from tests.support.virtual_runs import QUIET, RESUME, final
-from trainer import Options, Result, regroup, train
+from trainer import Options, Result, load, regroup, train
 from trainer.checkpoints.prune import WAITING, prune
 from trainer.checkpoints.read import newest, read_state, versions
 from trainer.checkpoints.resumption import Resumption, read_resumption
@@ -366,6 +367,29 @@ def test_samplers_without_passes_continue_with_other_workers(
     draws = cohort_batches(output)
     ids = np.concatenate([rows.ids for _, rows in draws])
     assert len(np.unique(ids)) == len(ids) == sum(ROWS)
+
+
+def test_evaluation_losses_change_their_workers(shards: str, tmp_path: Path) -> None:
+    """Under asp each of three portions of the evaluation rows has entries of its own, whoever of the workers measures it."""
+    values: dict[str, Any] = {"sampling": "data-aware", "weakness": "validation-loss", "model": "perceptron"}
+    values |= {"protocol": "asp", "learning_rate": 1e-9, "recipe": "constant"}
+    output = tmp_path / "run"
+    run(shards, output, steps=7, **values)
+    for workers, steps, measured in ((5, 14, 3), (2, 30, 2)):
+        done = run(shards, output, RESUME, workers, steps=steps, **values)
+        samplers = [batches.sampler for batches, _ in cohort_batches(output)]
+        shifted = [each.sampler for each in samplers if isinstance(each, ShiftedSampler)]
+        validations = [each.validation for each in shifted if isinstance(each, TableRowSampler) and each.validation]
+        assert len(validations) == workers
+        assert sum(len(each.keys) > 0 for each in validations) == measured
+        assert sum(len(each.keys) for each in validations) == len(EVAL_ROWS)
+        with torch.no_grad():
+            logits = load(str(output))(torch.from_numpy(np.asarray(EVAL_ROWS.images_NCHW)))
+        losses = torch.nn.functional.cross_entropy(logits, torch.from_numpy(EVAL_ROWS.labels), reduction="none").numpy()
+        expected = [losses[EVAL_ROWS.labels == label].mean() for label in range(CLASSES)]
+        means = validations[0].losses_of_groups(final(done)[-3 * CLASSES :])
+        np.testing.assert_allclose(means, expected, rtol=1e-4)
+    assert replay(output).is_equal
 
 
 def cohort_batches(output: Path) -> list[CohortBatches]:
