@@ -71,7 +71,7 @@ WIRE: dict[type[Message], tuple[int, str]] = {
     Load: (19, "qqq"),
     Execute: (20, "q"),
     PeerJoin: (21, "qqqqq"),
-    PeerBeat: (22, "qqqq"),
+    PeerBeat: (22, "qqq"),
     RoundReport: (23, "qqqq"),
     CopyReceipt: (24, "qqqqq"),
     LinkLoss: (25, "qqq"),

@@ -166,8 +166,7 @@ class Host:
             if report := replica.report():
                 self.network.post(self.process, LEADER, report[0], b"", report[1])
         else:
-            beat = PeerBeat(self.worker, self.process, replica.number, replica.round)
-            self.network.post(self.process, LEADER, beat, b"")
+            self.network.post(self.process, LEADER, PeerBeat(self.worker, self.process, replica.number), b"")
 
     def _exchange_examples(self) -> None:
         """Do what a worker does before its step."""

@@ -26,6 +26,7 @@ from trainer.leader.rounds import RoundsLeader
 from trainer.rules import build_slice, worker_rate
 from trainer.run_files import METRICS, PUSHES
 from trainer.runlog.kinds.peers import GossipEvent, PoolEvent
+from trainer.runlog.kinds.run import RollbackEvent
 from trainer.runlog.read import iter_events, read_pushes, surviving_events
 from trainer.transport.bodies.json_object import pack_json
 from trainer.transport.messages.all_reduce import CopyReceipt, GradientPiece, PeerView, RangeSum, WantSnapshot
@@ -130,11 +131,10 @@ class Host:
             replica.values[PARAMETERS:] += 1  # as BatchNorm does in the forward pass
             loss = self.network.losses.get((self.worker, replica.clock), 1.0)
             replica.submit(StepMeasurements(2, loss, 1, 0.1))
-        elif self.worker == 0 and (report := replica.report()) and self.network.random.random() < 0.5:
+        elif (report := replica.report()) and self.network.random.random() < 0.5:
             self.network.post(self.process, LEADER, report[0], b"", report[1])
         else:
-            beat = PeerBeat(self.worker, self.process, replica.number, max(0, replica.version))
-            self.network.post(self.process, LEADER, beat, b"")
+            self.network.post(self.process, LEADER, PeerBeat(self.worker, self.process, replica.number), b"")
 
     def _exchange_examples(self) -> list[int]:
         """Do what a worker does before its step, and return the ids of its pool."""
@@ -333,6 +333,57 @@ def test_each_worker_sends_twice_its_share_of_the_vector(workers: int, tmp_path:
         expected_bytes = 4 * STEPS * ((elements - (end - begin)) + (workers - 1) * (end - begin))
         assert network.sent[host.process] == expected_bytes
     assert network.sent.total() == 4 * STEPS * 2 * (workers - 1) * elements
+
+
+def act_all(network: Network, phase: Phase) -> bool:
+    """Have all workers of a phase act, and deliver all messages. Returns False if there was no such worker."""
+    hosts = [host for host in network.hosts.values() if host.replica.phase is phase]
+    for host in hosts:
+        host.act()
+    network.deliver_all()
+    return bool(hosts)
+
+
+def step_all(network: Network) -> None:
+    """Have all workers join, complete a round if its messages arrive, and report it."""
+    while act_all(network, Phase.OUTSIDE):
+        pass
+    act_all(network, Phase.TURN)
+    for host in network.hosts.values():
+        if report := host.replica.report():
+            network.post(host.process, LEADER, report[0], b"", report[1])
+    network.deliver_all()
+    network.now += 1
+    network.leader.tick(network.now)
+    network.deliver_all()
+
+
+@pytest.mark.parametrize("completed", [0, 2, STEPS - 1])
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_worker_ahead_of_all_others_is_lost_without_a_trace(
+    worker: int, completed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kill a worker that has completed a round and reported it, with the sums that the others need still unsent."""
+    network = Network(1, tmp_path, 3)
+    for _ in range(completed):
+        step_all(network)
+    host = next(each for each in network.hosts.values() if each.worker == worker)
+    post = network.post
+
+    def post_no_sums(source: int, target: int, message: Message, *bodies: bytes) -> None:
+        if source != host.process or not isinstance(message, RangeSum):
+            post(source, target, message, *bodies)
+
+    monkeypatch.setattr(network, "post", post_no_sums)
+    step_all(network)
+    versions = {each.worker: each.replica.version for each in network.hosts.values()}
+    assert versions == dict.fromkeys(range(3), completed) | {worker: completed + 1}
+    network.end(host)
+    network.leader.lost(worker, network.now)
+    network.start(worker)
+    network.run()
+    check(network)
+    assert not any(isinstance(event, RollbackEvent) for event in iter_events(network.folders.work / METRICS))
 
 
 def test_a_loss_that_is_not_finite_ends_all_workers(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """The leader of an exchange without servers: decides which workers take part, and keeps the run's log and checkpoints.
 
 Workers exchange among themselves and report completed rounds. The leader passes their reports to a coordinator of the
-exchange's protocol, so that log, epochs and checkpoints are as in a run with servers. When a worker is lost or started
-again, all workers leave their view. Once all have asked to join the next one, they begin with the model of the highest
-version. If no worker has a model, or a snapshot that must be written is lost, they begin with the newest checkpoint."""
+exchange's protocol, so that log, epochs and checkpoints are as in a run with servers. It passes on a round only once all
+members have completed it, so that no worker can be lost with a model that the log already has. When a worker is lost or
+started again, all workers leave their view. Once all have asked to join the next one, they begin with the model of the
+highest version. If no worker has a model, or a snapshot that must be written is lost, they begin with the newest
+checkpoint."""
 
 from __future__ import annotations
 
@@ -94,6 +96,7 @@ class RoundsLeader(Leader):
         self.requests: dict[int, JoinRequest] = {}
         self.processes = ProcessTable()
         self._rounds: list[tuple[int, Round]] = []  # reported and not yet passed on, with their versions
+        self._completed: list[int] = []  # by member of the view, the number of rounds that it has completed
         self._orders: dict[int, int] = {}  # sequence number of the order for a snapshot, by version
         self._wish = 0
         self._is_wanted = False
@@ -134,7 +137,9 @@ class RoundsLeader(Leader):
                 self.join(message, introduction, unpack_rounds(last, self.facts.num_workers), now)
             case PeerBeat():
                 answer = self.beat(message.worker, message.number, now)
-            case RoundReport(number=self.number):  # an earlier view's rounds come again with the join requests
+            # An earlier view's rounds come again with the join requests.
+            case RoundReport(number=self.number) if self.members:
+                self._completed[message.worker] = message.version
                 self.report(message.version, unpack_rounds(last, self.facts.num_workers), now)
             case CopyReceipt():
                 if message.outcome not in set(WriteOutcome):
@@ -191,6 +196,7 @@ class RoundsLeader(Leader):
         source = max(self.requests, key=lambda worker: (self.requests[worker].version, -worker))
         version = self.requests[source].version
         if version >= 0:
+            self._rounds = []  # those of an earlier view, or of a worker that has been lost since, are in no model
             self.report(version, self.requests[source].rounds, now)
         is_held = self._all_copies_are_held()
         if is_held and coordinator.version < version and self.training.snapshots.is_full:
@@ -216,6 +222,7 @@ class RoundsLeader(Leader):
         position = self.training.coordinator.budget.position
         version = position.version
         self.members = [self.requests[worker] for worker in range(self.facts.num_workers)]
+        self._completed = [version] * len(self.members)
         # Everything that a member needs to continue from this version, so that no worker reads a checkpoint's state.
         clocks = [self.training.coordinator.members[worker].clock for worker in range(self.facts.num_workers)]
         copies = [
@@ -261,6 +268,9 @@ class RoundsLeader(Leader):
         Passes on nothing while too many checkpoints are being written, as in Leader."""
         while self._rounds and self.training and not self.training.snapshots.is_full:
             version, each = self._rounds[0]
+            # If the only worker that has completed it died, its log lines would be those of a lost model.
+            if self.members and version >= min(self._completed):
+                return
             coordinator = self.training.coordinator
             gossip = self.training.gossip
             if version != coordinator.version or coordinator.finished:
@@ -341,7 +351,8 @@ class RoundsLeader(Leader):
             self._request_write(version)
         if self.members is None:
             self._open_view(now)
-        self._pass_on(now)
+        else:
+            self._pass_on(now)
         if not self.training or self.members is None or not self.view:
             return
         if self._is_over():

@@ -152,10 +152,14 @@ class Replica:
         return join, pack_rounds(self.history.rounds)
 
     def report(self) -> tuple[RoundReport, bytes] | None:
-        """Return a report of the rounds that server 0 has not settled, or None if there are none."""
+        """Return a report of the rounds that server 0 has not settled, or None if there are none.
+
+        All workers say how many rounds they have completed. Only worker 0 sends the rounds, which have the reports of all
+        workers."""
         if not self.history.rounds or self.phase is Phase.OUTSIDE:
             return None
-        return RoundReport(self.worker, self.process, self.number, self.reached), pack_rounds(self.history.rounds)
+        rounds = self.history.rounds if self.worker == 0 else []
+        return RoundReport(self.worker, self.process, self.number, self.reached), pack_rounds(rounds)
 
     def leave(self, number: int) -> None:
         """Leave the view that has been adopted, as a Regroup of a later number demands; the worker then asks to join.

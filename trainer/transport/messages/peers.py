@@ -26,16 +26,17 @@ class PeerJoin(NamedTuple):
 
 
 class PeerBeat(NamedTuple):
-    """A worker is alive. To server 0, on a connection of its own. number: of its view; version: of its model."""
+    """A worker is alive. To server 0, on a connection of its own. number: of its view."""
 
     worker: int
     process: int
     number: int
-    version: int
 
 
 class RoundReport(NamedTuple):
-    """The reports of the last rounds up to a version. To server 0. Bodies: none; the rounds.
+    """The last rounds that a worker has completed, up to a version. To server 0. Bodies: none; the rounds.
+
+    In all-reduce only worker 0 sends the rounds themselves, because they are the same on all workers.
 
     number: of the view; among neighbours the session of the sender."""
 

@@ -215,12 +215,10 @@ class AllReduceClient:
         self.link.send(message, introduction, rounds)
 
     def _report(self, now: float) -> None:
-        """Report completed rounds to server 0, every REPORT_S seconds and at once at the end.
-
-        Only worker 0 reports, because its rounds have the reports of all workers."""
+        """Report completed rounds to server 0, every REPORT_S seconds and at once at the end."""
         replica = self.replica
         is_due = now - self._reported_at >= REPORT_S or (replica.phase is Phase.TRAINED and not self._has_reported_end)
-        if self.worker == 0 and is_due and (report := replica.report()):
+        if is_due and (report := replica.report()):
             self._reported_at = now
             self._has_reported_end = replica.phase is Phase.TRAINED
             self.link.send(report[0], b"", report[1])
@@ -248,9 +246,8 @@ class AllReduceClient:
     def _beat(self) -> PeerBeat:
         """Return this worker's heartbeat; called by a thread.
 
-        It has this worker's view and version, so that server 0 can repeat a message that was lost."""
-        replica = self.replica
-        return PeerBeat(self.worker, self.process, replica.number, max(0, replica.version))
+        It has the number of this worker's view, so that server 0 can repeat a message that was lost."""
+        return PeerBeat(self.worker, self.process, self.replica.number)
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 

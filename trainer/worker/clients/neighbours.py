@@ -192,5 +192,4 @@ class NeighbourClient:
 
     def _beat(self) -> PeerBeat:
         """Return this worker's heartbeat; called by a thread."""
-        replica = self.replica
-        return PeerBeat(self.worker, self.process, replica.number, replica.round)
+        return PeerBeat(self.worker, self.process, self.replica.number)
