@@ -152,6 +152,10 @@ def test_a_single_worker_hears_server_0_between_its_steps(start: Start, monkeypa
     """Its rounds are complete without any message, so that it waits for none."""
     monkeypatch.setattr(all_reduce, "WATCH_S", 0.0)
     client, leader, turn = start(1)
+    rounds: list[int] = []
+    monkeypatch.setattr(client.mesh, "note_round", lambda: rounds.append(client.replica.version))
+    turn = client.exchange(turn, REPORT) or turn
+    assert rounds == [1]  # connections that broke before it no longer count
     leader.tell(Regroup(2))
 
     def has_left() -> bool:

@@ -15,7 +15,7 @@ from trainer.transport.malformed import MalformedMessageError
 from trainer.transport.mesh import Mesh
 from trainer.transport.messages.all_reduce import GradientPiece
 from trainer.transport.messages.heads import Body, Message, pack
-from trainer.transport.sockets import Secret, close, connect
+from trainer.transport.sockets import Secret, close, connect, serve
 
 ELEMENTS = 7
 LOOPBACK = "tcp://127.0.0.1:9"
@@ -112,6 +112,41 @@ def test_a_worker_that_cannot_be_reached_is_named(make: Make, monkeypatch: pytes
         one.check_reachable()
     monkeypatch.setattr("trainer.transport.mesh.UNREACHABLE_S", 60.0)
     one.check_reachable()
+
+
+def break_connection(mesh: Mesh, peer: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Context[zmq.Socket[bytes]]:
+    """Close the sockets of worker 1 and listen at its address again, until it has a message. Returns the new context."""
+    close(peer)
+    again: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    inbox = serve(again, address, Secret("token"), 1 << 20)
+    for _ in range(500):
+        mesh.send(1, GradientPiece(1, 5, 0, in_memory=False), b"", b"")
+        if inbox.poll(20):
+            break
+    assert mesh.has_broken()
+    return again
+
+
+def test_a_connection_that_breaks_without_end_is_named(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is made anew each time, so the worker is never unreachable for long, and no round is ever complete."""
+    monkeypatch.setattr("trainer.transport.mesh.MANY_LOSSES", 1)
+    monkeypatch.setattr("trainer.transport.mesh.MOST_LOSSES", 2)
+    one, two = pair(make, LOOPBACK)
+    one.send(1, GradientPiece(1, 5, 0, in_memory=False), b"", b"")
+    first_message(two)
+    one.has_broken()
+    peer = break_connection(one, two.context, two.address)
+    one.check_reachable()
+    assert f"from worker 0 to worker 1 at {two.address} broke 1 times" in caplog.text
+    one.note_round()
+    for _ in range(2):
+        one.check_reachable()
+        peer = break_connection(one, peer, two.address)
+    with pytest.raises(JobError, match=r"from worker 0 to worker 1 .* broke 2 times .* the same MTU"):
+        one.check_reachable()
+    close(peer)
 
 
 def test_memory_that_cannot_be_opened_ends_with_a_remedy(make: Make) -> None:

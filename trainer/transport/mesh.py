@@ -6,6 +6,7 @@ reader checks the mark before and after it reads, so that after a suspension it 
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import time
@@ -24,7 +25,12 @@ from trainer.transport.shared_memory import SharedVectors, open_memory, share_me
 from trainer.transport.sockets import Secret, Watch, dealer, offer, serve
 
 Vector = npt.NDArray[np.float32]
+logger = logging.getLogger(__name__)
+
 UNREACHABLE_S = 30.0  # without a connection, after which another worker counts as unreachable
+# Connections to another worker's process that broke, without a complete round in between.
+MANY_LOSSES = 3  # after which the worker logs a warning
+MOST_LOSSES = 20  # after which it ends
 MARK = 4  # floats with the mark of a vector: two 64-bit numbers
 
 
@@ -103,6 +109,7 @@ class Mesh:
         self.host = _host()
         self._sockets: dict[int, tuple[int, zmq.Socket[bytes], Watch]] = {}  # by worker, with its process
         self._addresses: dict[int, str] = {}
+        self._warned: set[int] = set()  # workers of whose broken connections a warning has been logged
         self._has_lost = False  # whether the memory of a member could not be opened
         self._memories: dict[int, tuple[int, MarkedMemory | None]] = {}
 
@@ -183,17 +190,41 @@ class Mesh:
         # A list, not a generator: every watch must read its events.
         return has_lost | any([watch.has_broken() for _, _, watch in self._sockets.values()])
 
+    def note_round(self) -> None:
+        """Note that a round is complete, so that the connections have carried all that they must."""
+        for _, _, watch in self._sockets.values():
+            watch.losses = 0
+        self._warned = set()
+
     def check_reachable(self) -> None:
         """Raise JobError if a member has had no connection for UNREACHABLE_S seconds, at the last call of ``has_broken``.
 
-        Otherwise the run would wait for ever if a firewall separates two hosts."""
+        Also if its connection broke MOST_LOSSES times without a complete round. Otherwise the run would wait for ever if a
+        firewall separates two hosts, or lets only small messages pass."""
         due = time.monotonic() - UNREACHABLE_S
         for worker, (_, _, watch) in self._sockets.items():
+            if watch.losses >= MANY_LOSSES:
+                self._check_losses(worker, watch.losses)
             if watch.down_since is not None and watch.down_since < due:
                 raise JobError(
                     f"cannot reach worker {worker} at {self._addresses[worker]} for {UNREACHABLE_S:g} s: let workers reach"
                     " each other at any port, or use --exchange parameter-server"
                 )
+
+    def _check_losses(self, worker: int, losses: int) -> None:
+        """Log a warning about a connection that breaks again and again, once. Raises JobError after MOST_LOSSES."""
+        text = (
+            f"the connection from worker {self.worker} to worker {worker} at {self._addresses[worker]} broke {losses} times"
+            " without a complete step in between"
+        )
+        if losses >= MOST_LOSSES:
+            raise JobError(
+                f"{text}: the network may drop large packets; set the same MTU on all hosts, or use --exchange"
+                " parameter-server"
+            )
+        if worker not in self._warned:
+            self._warned.add(worker)
+            logger.warning(text)
 
 
 def _own_address(leader: str) -> str:

@@ -165,13 +165,17 @@ class Watch:
     Close it before the socket, unless the whole context ends: libzmq's thread, which serves all sockets of the context,
     would wait for ever to report an event to a monitor whose receiver is closed.
 
-    down_since: since when there is no connection (monotonic seconds), as of the last ``has_broken``; None if there is
-    one."""
+    Attributes:
+        down_since: since when there is no connection (monotonic seconds), as of the last ``has_broken``; None if there is
+            one.
+        losses: the number of connections that broke after their handshake.
+    """
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
         self.monitor = socket.get_monitor_socket(WATCHED)
         self.down_since: float | None = time.monotonic()
+        self.losses = 0
         self._bad_handshakes: list[float] = []  # times of failed handshakes since the last good one (monotonic seconds)
 
     def close(self) -> None:
@@ -191,7 +195,9 @@ class Watch:
                 continue
             # All other WATCHED events are failures.
             is_broken = True
-            self.down_since = time.monotonic() if self.down_since is None else self.down_since
+            if self.down_since is None:
+                self.down_since = time.monotonic()
+                self.losses += 1
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 raise UsageError(f"the servers refuse the token of this host: {SAME_TOKEN}")
             # Raised at once, because libzmq does not reconnect after such an answer.

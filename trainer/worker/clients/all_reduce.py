@@ -127,7 +127,9 @@ class AllReduceClient:
         if self.replica.number != self._view or self.replica.phase is not Phase.TURN:
             raise MustRejoin
         self.replica.submit(report)
-        return self._wait()
+        following = self._wait()
+        self.mesh.note_round()
+        return following
 
     def offer_examples(self, epoch: int, examples: Examples) -> None:
         """Send examples to all other workers, before the gradient of the present turn.

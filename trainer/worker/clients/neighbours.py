@@ -79,7 +79,9 @@ class NeighbourClient:
         if replica.session != turn.generation or replica.phase is not NeighbourPhase.TURN:
             raise MustRejoin
         replica.submit(report)
-        return self._wait(joins=False)
+        following = self._wait(joins=False)
+        self.mesh.note_round()
+        return following
 
     def offer_examples(self, epoch: int, examples: Examples) -> None:
         """Send examples for all other workers to server 0, without waiting. They count with the present round.
