@@ -188,6 +188,20 @@ def test_a_resume_with_more_patience_trains_on(shards: Path, tmp_path: Path, exc
         assert final(longer).tobytes() == final(plain).tobytes()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", ["parameter-server", "d-psgd"])
+def test_a_longer_run_stops_where_the_shorter_one_ended(shards: Path, tmp_path: Path, exchange: str) -> None:
+    values: dict[str, Any] = {"exchange": exchange} | ({"topology": "ring"} if exchange == "d-psgd" else {})
+    whole_run = stopped(shards, tmp_path / "whole", **values)
+    assert whole_run.early_stop
+    short = stopped(shards, tmp_path / "run", epochs=whole_run.early_stop["epoch"], **values)
+    assert short.early_stop is None
+    longer = stopped(shards, tmp_path / "run", RESUME, **values)
+    assert longer.early_stop == whole_run.early_stop
+    assert final(longer).tobytes() == final(whole_run).tobytes()
+    assert losses_of(longer) == losses_of(whole_run)
+
+
 @pytest.mark.parametrize(
     "values",
     [

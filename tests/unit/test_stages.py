@@ -384,6 +384,20 @@ def test_a_killed_run_by_the_rule_resumes_with_its_bits(
 
 
 @pytest.mark.slow
+def test_a_longer_run_switches_where_the_shorter_one_ended(tmp_path: Path, shards: Path) -> None:
+    """The rate is constant, so that an epoch does not depend on the length of the run."""
+    whole_run = by_rule(shards, tmp_path / "whole", recipe="constant")
+    epoch = int(whole_run.stages[1]["first_epoch"])
+    short = by_rule(shards, tmp_path / "run", epochs=epoch, recipe="constant")
+    assert len(short.stages) == 1
+    longer = by_rule(shards, tmp_path / "run", replace(QUIET, resume=True), recipe="constant")
+    assert longer.stages == whole_run.stages
+    assert final(longer).tobytes() == final(whole_run).tobytes()
+    losses, expected_losses = ([(event.epoch, event.loss) for event in evaluated(run)] for run in (longer, whole_run))
+    assert losses == expected_losses
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("fraction", "protocol"), [(0.0, "asp"), (1.0, "bsp")])
 def test_a_fraction_of_0_or_1_has_the_bits_of_one_protocol(tmp_path: Path, fraction: float, protocol: str) -> None:
     common: dict[str, Any] = {"profile": parse_profile("lognormal:0.5"), "servers": 2}

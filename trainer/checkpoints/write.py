@@ -80,6 +80,11 @@ def mark_final(root: Place, state: RunState, *, final: bool) -> None:
         write_whole(folder_of(root, state.version) / STATE, replace(state, final=final).to_bytes())
 
 
+def delete_mark(root: Place, version: int) -> None:
+    """Have the evaluator handle a checkpoint again: what it has logged stays, and it decides anew. Raises OSError."""
+    (folder_of(root, version) / EVALUATED).unlink(missing_ok=True)
+
+
 def mark_evaluated(root: Place, state: RunState, accuracy: float | None = None, loss: float | None = None) -> bool:
     """Mark a checkpoint as evaluated, and return whether it still exists. Raises OSError.
 

@@ -12,7 +12,7 @@ from pipeline.core.errors import DataError, UsageError
 from trainer.checkpoints.decisions import delete_void_stop
 from trainer.checkpoints.read import newest_state, versions
 from trainer.checkpoints.state import RunState, folder_of
-from trainer.checkpoints.write import mark_final, write_model, write_state
+from trainer.checkpoints.write import delete_mark, mark_final, write_model, write_state
 from trainer.config import Config, RunFacts
 from trainer.data.example_table import check_table
 from trainer.data.gossip import check_gossip
@@ -200,6 +200,13 @@ def _check_links(config: Config, facts: RunFacts, root: Place, state: RunState) 
         )
 
 
+def _can_decide(config: Config, facts: RunFacts, state: RunState) -> bool:
+    """Return whether a rule can decide after the epoch that a checkpoint ends, as it could not while the run ended there."""
+    if not config.exchange.switches_by_rule and config.run.patience is None:
+        return False
+    return state.epoch_boundary is not None and state.epoch_boundary < config.total_epochs(facts.rows)
+
+
 def ensure_checkpoint(config: Config, facts: RunFacts, values: Any, home: Place) -> None:
     """Write checkpoint 0 with a model's initial values, if the run has no checkpoint yet.
 
@@ -219,6 +226,10 @@ def ensure_checkpoint(config: Config, facts: RunFacts, values: Any, home: Place)
         _check_links(config, facts, root, state)
         # Neighbours write no checkpoint of the round with which they begin, so that of a spent run is final.
         is_spent = state.version >= config.steps_per_worker(facts.rows)
+        if state.final and _can_decide(config, facts, state):
+            delete_mark(
+                root, state.version
+            )  # before the checkpoint is reopened, so that a kill in between loses nothing
         mark_final(root, state, final=is_spent and isinstance(config.exchange, NeighbourExchange))
         # What this start trains must not be void for a later one with the options of an earlier decision.
         delete_void_stop(root, config)
