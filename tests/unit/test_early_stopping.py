@@ -328,6 +328,7 @@ def test_a_decision_before_other_workers_is_void(shards: Path, tmp_path: Path) -
     [
         ({"min_delta": 0.1}, "--min-delta 0.1 is for early stopping: give --patience EPOCHS, or leave it out"),
         ({"patience": 2, "epoch_checkpoints": False}, "--patience 2 evaluates every epoch"),
+        ({"patience": 2, "evaluation_mode": "paper"}, "--patience 2 reads the loss of predictions"),
         ({"patience": 0}, "--patience"),
     ],
 )

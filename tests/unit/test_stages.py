@@ -189,6 +189,11 @@ def test_alpha_of_the_whole_epochs_is_all_reduce(alpha: float, steps: int, switc
             "--alpha auto evaluates every epoch: leave out --no-epoch-checkpoints, or give --alpha SHARE",
         ),
         (
+            ["--evaluation-mode", "paper"],
+            "--alpha auto reads the loss of predictions, which --evaluation-mode paper does not measure: leave it out, or"
+            " give --switch-on holdout or --alpha SHARE",
+        ),
+        (
             ["--alpha", "0.5", "--tolerance", "0.1"],
             "--exchange all-reduce has no --tolerance: leave it out, or use parameter-server",
         ),
@@ -202,6 +207,12 @@ def test_a_switch_that_cannot_be_is_refused_in_one_line(words: list[str], line: 
     with pytest.raises(UsageError) as refused:
         config_from("--exchange", "strategy-switch", *words)
     assert str(refused.value) == line
+
+
+def test_paper_evaluations_are_allowed_where_no_rule_reads_them() -> None:
+    for words in (["--switch-on", "holdout"], ["--alpha", "0.5"]):
+        config = config_from("--exchange", "strategy-switch", "--evaluation-mode", "paper", *words)
+        assert config.run.evaluation_mode == "paper"
 
 
 def test_a_stage_with_models_of_the_workers_is_refused() -> None:
