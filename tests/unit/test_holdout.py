@@ -23,7 +23,9 @@ from trainer.data.mean_image import subtracted_mean
 from trainer.data.opening import open_shards
 from trainer.data.rows import join_rows
 from trainer.data.shards import Shards
+from trainer.evaluation.evaluator import NO_CHANGE, NO_HELD_OUT
 from trainer.runlog.kinds.evaluation import EvaluationEvent, HoldoutEvent
+from trainer.runlog.kinds.run import WarningEvent
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.compute import RealCompute
 from trainer.simulation.replay import replay
@@ -137,6 +139,14 @@ def test_the_rule_reads_the_losses_of_held_out_rows(shards: Path, tmp_path: Path
     assert losses_of(again) == losses
     assert final(again).tobytes() == final(done).tobytes()
     assert replay(done.output).is_equal
+
+
+def test_a_rule_without_losses_says_so_once(tmp_path: Path) -> None:
+    """A share of so few rows is none, so that no epoch has a loss."""
+    few = write_shards(tmp_path / "set", [rows_of(10, 2), rows_of(10, 3, 2000)], EVAL_ROWS)
+    done = by_rule(few, tmp_path / "run", holdout_share=1e-6, epochs=2)
+    assert [event.message for event in done.events() if isinstance(event, WarningEvent)] == [NO_HELD_OUT, NO_CHANGE]
+    assert len(done.stages) == 1
 
 
 def test_no_held_out_row_is_trained_in_a_run(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,7 @@ def test_preemption_with_a_straggler_costs_no_throughput(kind: type[KBatchBSP], 
 
 
 @pytest.mark.parametrize(("n", "m"), [(12, 1), (12, 2), (12, 4), (12, 12), (10, 3)])
-def test_n_softsync_has_a_staleness_of_m_and_seldom_above_2m(n: int, m: int) -> None:
+def test_n_softsync_has_a_staleness_of_m_and_at_most_2m(n: int, m: int) -> None:
     jitter = np.random.default_rng(m).uniform(0.9, 1.1, size=(n, 100))
     done = run(NSoftsync(m), n, steps=100, rate=1e-4, step_time=lambda worker, clock: jitter[worker, clock % 100])
     size = n // m  # gradients an update
@@ -154,7 +154,7 @@ def test_n_softsync_has_a_staleness_of_m_and_seldom_above_2m(n: int, m: int) -> 
     assert staleness[5 * n :].mean() == pytest.approx((n - 1) / size, rel=0.05)
     assert staleness[5 * n :].mean() == pytest.approx(m, abs=1.05)
     assert staleness.min() >= 0
-    assert np.mean(staleness > 2 * m) < 1e-3
+    assert staleness.max() <= 2 * m
     assert set(Counter(record.version for record in done.records[: n * 100 // size * size]).values()) == {size}
 
 
