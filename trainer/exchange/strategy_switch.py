@@ -40,7 +40,7 @@ class StrategySwitch(Switching):
 
     alpha: float | None = option(
         None,
-        "share of the epochs by all-reduce; auto: until the evaluation loss changes less than --switch-threshold",
+        "share of the epochs by all-reduce; auto: until the loss of --switch-on changes less than --switch-threshold",
         metavar="SHARE",
         least=0,
         most=1,
