@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
 from pipeline.core.errors import DataError, UsageError
-from trainer.checkpoints.decisions import stop_of
+from trainer.checkpoints.decisions import has_converged, stop_of
 from trainer.checkpoints.resumption import Resumption, read_resumption
 from trainer.checkpoints.slice_file import broken
 from trainer.checkpoints.state import STATE, folder_of
@@ -248,15 +248,15 @@ def _resumed(context: RunContext, change: Regrouping, resumption: Resumption, *,
     result = _with_cohorts(
         context, Cohorts((*entries, _next(context, entries, request, progress, record.rows, has_rows=has_rows)))
     )
-    # Its newest checkpoint would be written again as the end of a run of the new workers, who have done nothing. A run that
-    # has converged is finished at any of its steps.
-    is_over = result.config.steps_per_worker(record.rows) <= result.config.cohorts.present.clock
     if stop_of(context.checkpoints, _with_cohorts(context, record.cohorts).config):
         raise UsageError(
             f"{context.home} holds a run that --patience ends early: {request} instead of {last.size} need another"
             " --patience, or none, too"
         )
-    if is_over or (may_have_converged(context, record) and is_finished(context.home)):
+    # Its newest checkpoint would be written again as the end of a run of the new workers, who have done nothing. A run that
+    # has converged is finished at any of its steps.
+    is_over = result.config.steps_per_worker(record.rows) <= result.config.cohorts.present.clock
+    if is_over or _may_have_converged(context, record, resumption):
         keeps_length = context.config.data.repartition == "importance"
         need = (
             "another --output, because --repartition importance keeps its length"
@@ -281,10 +281,15 @@ def _progress(root: Place, record: RunRecord, resumption: Resumption) -> Checkpo
     return CheckpointProgress(0, 0, dict.fromkeys(range(record.cohorts.first.workers), 0))
 
 
-def may_have_converged(context: RunContext, record: RunRecord) -> bool:
-    """Return whether a run that has finished at the length of a start may have converged before. record: the run."""
+def _may_have_converged(context: RunContext, record: RunRecord, resumption: Resumption) -> bool:
+    """Return whether a run has converged at the length of a start, or may have, if an earlier version finished it.
+
+    record: the run; resumption: its checkpoints."""
     run, before = context.config.run, record.config.run
-    return bool(context.config.optimiser.tolerance) and (run.epochs, run.steps) == (before.epochs, before.steps)
+    if not context.config.optimiser.tolerance or (run.epochs, run.steps) != (before.epochs, before.steps):
+        return False
+    state = resumption.next
+    return is_finished(context.home) or (state is not None and has_converged(state, record.config, record.rows))
 
 
 def _refuse_kind(context: RunContext, saved: RunRecord) -> NoReturn:

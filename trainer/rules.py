@@ -169,6 +169,8 @@ def position_of(state: RunState, stage: int | None = None) -> Position:
         dict(state.epoch_sums),
         deepcopy(state.gossip),
         deepcopy(state.stragglers) if is_same_stage else {},
+        # An ended run writes its checkpoint again. A start that reopened the checkpoint trains past its end.
+        state.converged_steps if state.final else None,
     )
 
 

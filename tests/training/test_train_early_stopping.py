@@ -84,3 +84,27 @@ def test_a_kill_at_the_decision_changes_no_bit(
 def test_two_hosts_stop_together(sets: dict[int, Path], tmp_path: Path, expected: Result) -> None:
     flags = ("--launcher", "local", "--hosts", 2, "--protocol", "bsp", "--servers", 2)
     assert_same_end(train_here(sets[3], tmp_path / "run", *FLAGS, *flags), expected)
+
+
+def test_a_converged_run_without_its_result_stays_ended(sets: dict[int, Path], tmp_path: Path) -> None:
+    """Kill server 0's host before it writes result.json."""
+    flags = (
+        *FLAGS[:8],
+        "--quiet",
+        "--no-report",
+        "--steps",
+        9,
+        "--protocol",
+        "bsp",
+        "--servers",
+        1,
+        "--tolerance",
+        1e6,
+    )
+    run = train_here(sets[3], tmp_path / "run", *flags)
+    before = run.vector().tobytes()
+    (run.output / "result.json").unlink()
+    again = train_here(sets[3], tmp_path / "run", *flags, "--resume")
+    result = again.result()
+    assert (result["converged"], result["updates"], again.vector().tobytes()) == (True, 2, before)
+    assert replay(run.output).is_equal

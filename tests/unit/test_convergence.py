@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from pipeline.core.errors import UsageError
+from tests.support.virtual_runs import RESUME, final, virtual
 from trainer.coordination.convergence import Convergence
 
 TOLERANCE, WORKERS = 0.25, 3
@@ -70,3 +74,23 @@ def test_the_first_mini_batch_of_others_is_compared() -> None:
 
 def test_within_a_mini_batch_a_resume_compares_with_the_next_one() -> None:
     assert converged_at([1] * 9 + [0] * 6, 1, resumed_at=10) == 15
+
+
+@pytest.mark.parametrize("values", [{"protocol": "bsp"}, {"protocol": "asp", "stop": "local"}], ids=str)
+def test_a_converged_run_killed_before_its_result_ends_again(values: dict[str, Any], tmp_path: Path) -> None:
+    """Kill it twice, because the second start writes the final checkpoint again. A longer run trains on."""
+    done = virtual(tmp_path, tolerance=1e6, **values)
+    parameters = final(done).tobytes()
+    log = (tmp_path / "pushes.csv").read_bytes()
+    assert (done.converged, done.updates < 30) == (True, True)
+    for _ in range(2):
+        (tmp_path / "result.json").unlink()
+        with pytest.raises(UsageError, match="finished at this length: --workers 3 --batch-size 40 instead of"):
+            virtual(tmp_path, options=RESUME, tolerance=1e6, workers=3, **values)
+        again = virtual(tmp_path, options=RESUME, tolerance=1e6, **values)
+        assert (again.converged, again.updates, final(again).tobytes()) == (True, done.updates, parameters)
+        assert (tmp_path / "pushes.csv").read_bytes() == log
+    longer = virtual(tmp_path, options=RESUME, tolerance=1e6, steps=40, **values)
+    assert longer.updates > done.updates
+    others = virtual(tmp_path, options=RESUME, tolerance=1e6, steps=50, workers=3, **values)
+    assert others.updates > longer.updates

@@ -84,15 +84,22 @@ def test_a_trained_run_waits_for_space_and_then_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("accepted", "final", "has_ended"),
-    [(16, True, True), (16, False, False), (14, True, False)],  # of 2 workers with 8 steps each
+    ("accepted", "final", "converged_steps", "has_ended"),
+    [  # of 2 workers with 8 steps each
+        (16, True, None, True),
+        (16, False, None, False),
+        (14, True, None, False),
+        (4, True, 8, True),
+        (4, False, 8, False),
+        (4, True, 6, False),
+    ],
 )
 def test_the_final_checkpoint_of_the_present_length_ends_a_run(
-    tmp_path: Path, accepted: int, final: bool, has_ended: bool
+    tmp_path: Path, accepted: int, final: bool, converged_steps: int | None, has_ended: bool
 ) -> None:
     watch = EndWatch(make_config(steps=8, batch_size=12), FACTS, Folders.from_home(tmp_path))
     assert not watch.has_ended(1.0), "it has no checkpoint"
-    save(tmp_path / "checkpoints", replace(STATE, accepted=accepted, final=final))
+    save(tmp_path / "checkpoints", replace(STATE, accepted=accepted, final=final, converged_steps=converged_steps))
     assert watch.has_ended(1.0) == has_ended
 
 

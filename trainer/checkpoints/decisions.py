@@ -14,6 +14,7 @@ from typing import TypeVar
 from pipeline.core.json_values import build, parse
 from trainer.checkpoints.generations import read_generations
 from trainer.checkpoints.read import whole_state
+from trainer.checkpoints.state import RunState
 from trainer.config import Config, RunSpec
 from trainer.home.place import Place, write_whole
 
@@ -107,6 +108,15 @@ def stop_of(root: Place, config: Config) -> StopDecision | None:
         return None
     # The present workers cannot go back to the checkpoint with which they began: its clocks are of the ones before them.
     return decision if decision.version > config.cohorts.present.version else None
+
+
+def has_converged(state: RunState, config: Config, rows: int) -> bool:
+    """Return whether the tolerance has ended a run of this length with a checkpoint.
+
+    Other workers that begin with the checkpoint have not converged, and a longer run trains on.
+
+    state: of the checkpoint; config: the run; rows: its distinct training examples."""
+    return state.converged_steps == config.steps_per_worker(rows) and not config.cohorts.begins_at(state.version)
 
 
 def write_decision(root: Place, decision: SwitchDecision | StopDecision) -> None:

@@ -40,6 +40,7 @@ class RunState:
         ends_stage: whether that stage has ended with it. A rule that reads evaluations decides later, and is not in it.
         gossip: state of trainer.gossip.rounds.
         stragglers: state of trainer.coordination.stragglers.
+        converged_steps: steps per worker of the run that the tolerance ended with this checkpoint; None if it did not.
     """
 
     version: int
@@ -63,6 +64,7 @@ class RunState:
     ends_stage: bool = False
     gossip: dict[str, Any] = field(default_factory=dict)
     stragglers: dict[str, Any] = field(default_factory=dict)
+    converged_steps: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_servers < 1 or min(self.num_parameters, self.num_buffers) < 0:

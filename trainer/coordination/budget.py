@@ -22,6 +22,7 @@ class Position:
         epoch_sums: state of trainer.coordination.epoch_sums.
         gossip: state of trainer.gossip.rounds.
         stragglers: state of trainer.coordination.stragglers.
+        converged_steps: steps per worker of the run if the tolerance has ended it here; None if it has not.
     """
 
     version: int = 0
@@ -33,6 +34,7 @@ class Position:
     epoch_sums: dict[str, Any] = field(default_factory=dict)
     gossip: dict[str, Any] = field(default_factory=dict)
     stragglers: dict[str, Any] = field(default_factory=dict)
+    converged_steps: int | None = None
 
 
 @dataclass

@@ -208,6 +208,7 @@ class Coordinator:
 
     def converge(self) -> None:
         """End the run before its budget is spent. Gradients that arrive later are not used."""
+        self.budget.position.converged_steps = self.budget.steps
         self._finish()
 
     def diverge(self) -> None:

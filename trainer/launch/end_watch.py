@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.checkpoints.decisions import stop_of
+from trainer.checkpoints.decisions import has_converged, stop_of
 from trainer.checkpoints.read import newest_state
 from trainer.checkpoints.state import RunState
 from trainer.config import Config, RunFacts
@@ -42,9 +42,13 @@ def is_end(state: RunState, config: Config, facts: RunFacts) -> bool:
 
     After a resume with a larger --epochs the final checkpoint of the shorter run is only the start of the longer
     one."""
+    if not state.final:
+        return False
+    if has_converged(state, config, facts.rows):
+        return True
     steps = config.steps_per_worker(facts.rows)
     if isinstance(config.exchange, NeighbourExchange):  # the others went on while a worker was lost
-        return state.final and state.version >= steps
+        return state.version >= steps
     if config.run.stop == "local":
-        return state.final and min(state.clocks.values()) >= steps
-    return state.final and state.accepted >= config.cohorts.present.total(steps, facts.num_workers)
+        return min(state.clocks.values()) >= steps
+    return state.accepted >= config.cohorts.present.total(steps, facts.num_workers)

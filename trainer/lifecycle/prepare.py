@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.errors import DataError, UsageError
-from trainer.checkpoints.decisions import delete_void_stop
+from trainer.checkpoints.decisions import delete_void_stop, has_converged
 from trainer.checkpoints.read import newest_state, versions
 from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import delete_mark, mark_final, write_model, write_state
@@ -211,7 +211,7 @@ def ensure_checkpoint(config: Config, facts: RunFacts, values: Any, home: Place)
     """Write checkpoint 0 with a model's initial values, if the run has no checkpoint yet.
 
     Otherwise, if the newest checkpoint is marked final, reopen it so that training can continue; a spent run of
-    neighbours stays ended. Raises DataError for checkpoints from which this run cannot continue.
+    neighbours and a run that has converged stay ended. Raises DataError for checkpoints from which this run cannot continue.
 
     Args:
         config, facts: the run.
@@ -224,13 +224,15 @@ def ensure_checkpoint(config: Config, facts: RunFacts, values: Any, home: Place)
         _check_identity(config, root, state)
         _check_size(facts, root, state)
         _check_links(config, facts, root, state)
-        # Neighbours write no checkpoint of the round with which they begin, so that of a spent run is final.
-        is_spent = state.version >= config.steps_per_worker(facts.rows)
-        if state.final and _can_decide(config, facts, state):
-            delete_mark(
-                root, state.version
-            )  # before the checkpoint is reopened, so that a kill in between loses nothing
-        mark_final(root, state, final=is_spent and isinstance(config.exchange, NeighbourExchange))
+        # Neighbours never write again the checkpoint with which they begin. That of a spent run must therefore stay final.
+        is_spent = state.version >= config.steps_per_worker(facts.rows) and isinstance(
+            config.exchange, NeighbourExchange
+        )
+        final = is_spent or has_converged(state, config, facts.rows)
+        # Before the checkpoint is reopened, so that a kill in between loses nothing.
+        if state.final and not final and _can_decide(config, facts, state):
+            delete_mark(root, state.version)
+        mark_final(root, state, final=final)
         # What this start trains must not be void for a later one with the options of an earlier decision.
         delete_void_stop(root, config)
         return
