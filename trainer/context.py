@@ -36,16 +36,16 @@ class RunContext:
     opened: Callable[[], Shards]
 
     @classmethod
-    def from_config(cls, config: Config, home: Place | None = None) -> RunContext:
+    def from_config(cls, config: Config, home: Place | None = None, *, digest: str = "") -> RunContext:
         """Resolve the places of a run. Raises UsageError for an invalid --output.
 
-        home: the run's folder (default: --output)."""
+        home: the run's folder (default: --output); digest: the digest that its set must have, "" for any."""
 
         @cache
         def opened() -> Shards:
             from trainer.data.pinned import open_pinned
 
-            return open_pinned(config.data)
+            return open_pinned(config.data, digest=digest)
 
         return cls(config, home or place_of(config.run.output), opened)
 

@@ -50,7 +50,7 @@ def test_shards_on_hdfs_load_whole_while_datanodes_die(hdfs: Hdfs, made: Path, m
                         hdfs.kill_datanode(index)
                     restarted += [restarting.submit(hdfs.restart_datanode, index) for index in range(3)]
 
-            shards = open_shards(uri, num_workers=1)
+            shards = open_shards(uri)
             monkeypatch.setattr(loading, "row_blocks", read_and_lose)
             try:
                 rows = load_worker(shards, 0)

@@ -53,7 +53,7 @@ def test_features_and_targets_arrive_at_the_workers_as_they_were(made: dict[str,
 def test_resharding_keeps_them(made: dict[str, Any], tmp_path: Path) -> None:
     done = run_job("reshard.py", "--input", made["shards"], "--output", tmp_path / "two", "--workers", 2, "--no-report")
     assert done.code == 0, done.err
-    shards = open_shards(str(tmp_path / "two"), num_workers=2)
+    shards = open_shards(str(tmp_path / "two"))
     for worker in range(2):
         rows = load_worker(shards, worker, targets=True)
         np.testing.assert_array_equal(np.asarray(rows.images_NCHW)[:, :, 0, 0], made["features"][rows.ids])

@@ -137,7 +137,7 @@ def test_evaluation_rows_have_the_order_of_their_input(made: Made, broken: Path)
 
 def test_a_set_has_shape_classes_and_channel_means(made: Made) -> None:
     """A set knows its shape its classes and the mean of each channel."""
-    shards = open_shards(str(made.folder), num_workers=WORKERS)
+    shards = open_shards(str(made.folder))
     assert (shards.shape, shards.num_classes, shards.rows, shards.num_workers) == (SHAPE, 10, ROWS, WORKERS)
     assert subtracted_mean(shards).dtype == np.float32
     np.testing.assert_allclose(subtracted_mean(shards), made.images.reshape(-1, *SHAPE).mean((0, 2, 3)), atol=1e-4)
@@ -273,14 +273,6 @@ def test_loading_holds_the_rows_and_one_file_at_a_time(broken: Path) -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert min(peaks) < rows.images_NCHW.nbytes + 1.5 * files[0]["bytes"]
-
-
-def test_another_number_of_workers_is_refused_with_the_command(made: Made) -> None:
-    """Another number of workers is answered with the command that deals the set again."""
-    command = f"sharding reshard --input {made.folder} --output {made.folder}-5 --workers 5"
-    with pytest.raises(UsageError, match="holds shards for 2 workers, not 5") as refused:
-        open_shards(str(made.folder), num_workers=5)
-    assert command in str(refused.value)
 
 
 @pytest.mark.parametrize("index", [-1, WORKERS])

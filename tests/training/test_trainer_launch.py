@@ -21,6 +21,7 @@ from tests.support.configs import make_config
 from tests.support.slow_model import SLOW
 from tests.support.trainer_runs import End, Training, helper, train_here, until
 from trainer.checkpoints.read import whole
+from trainer.context import RunContext
 from trainer.home.folders import Folders
 from trainer.launch import processes
 from trainer.launch.leaving import Patience
@@ -138,7 +139,7 @@ def test_a_preparation_survives_a_fork_server_killed_often(start: Start) -> None
 
 
 def test_a_preparation_has_the_tries_and_pauses_of_a_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = make_config(output=str(tmp_path), max_restarts=4)
+    context = RunContext.from_config(make_config(output=str(tmp_path), max_restarts=4))
     pauses: list[float] = []
     monkeypatch.setattr("trainer.launch.run.time.sleep", pauses.append)
 
@@ -147,7 +148,7 @@ def test_a_preparation_has_the_tries_and_pauses_of_a_role(tmp_path: Path, monkey
 
     monkeypatch.setattr("trainer.launch.run._prepared", fail)
     with pytest.raises(JobError, match=r"prepare failed 5 times in a row, last: killed by SIGKILL; see .*prepare\.log"):
-        prepare(config, Folders.from_home(tmp_path), computes=True, write=False)
+        prepare(context, Folders.from_home(tmp_path), computes=True, write=False)
     assert pauses == [pause_s(failures) for failures in (1, 2, 3, 4)]
 
 

@@ -21,9 +21,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     uris: list[str] = []
     open_shards = opening.open_shards
 
-    def counted(uri: str, *, num_workers: int | None = None) -> Shards:
+    def counted(uri: str) -> Shards:
         uris.append(uri)
-        return open_shards(uri, num_workers=num_workers)
+        return open_shards(uri)
 
     monkeypatch.setattr(pinned, "open_shards", counted)
     return uris

@@ -95,6 +95,7 @@ ARGUMENTS = LaunchArguments(
     rendezvous="tcp://host:7000",
     token="a secret of the run",
     config=make_config("shards", "run", steps=3),
+    shards="digest",
     report=True,
     tensorboard=False,
     store="",

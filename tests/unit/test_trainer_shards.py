@@ -29,9 +29,9 @@ from trainer.runlog.read import read_pushes
 
 def test_a_folder_without_a_set_names_a_command_that_makes_one(tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=r"has no manifest\.json: .* sharding shard --strategy stratified .*--workers 4"
+        DataError, match=r"has no manifest\.json: .* sharding shard --strategy stratified .*--workers N"
     ):
-        open_shards(str(tmp_path), num_workers=4)
+        open_shards(str(tmp_path))
 
 
 @pytest.mark.parametrize("uri", ["webhdfs:///shards", "webhdfs://host:port/shards", "ftp://host/shards"])

@@ -56,6 +56,7 @@ class LaunchArguments:
         rendezvous: tcp:// address of the rendezvous.
         token: the token of the run.
         config: the run.
+        shards: digest of its shard set.
         report, tensorboard: the options of these names.
         store: file system settings of the starting process, as in SETTINGS (core/storage/store.py), or "".
     """
@@ -64,6 +65,7 @@ class LaunchArguments:
     rendezvous: str
     token: str = field(repr=False)
     config: Config
+    shards: str
     report: bool
     tensorboard: bool
     store: str
@@ -74,6 +76,7 @@ class LaunchArguments:
             "rendezvous": self.rendezvous,
             "token": self.token,
             "config": self.config.to_json(),
+            "shards": self.shards,
             "options": {"report": self.report, "tensorboard": self.tensorboard},
             "store": self.store,
             "part": self.part.index,

@@ -105,7 +105,7 @@ class _Host:
         secret: the run's token, for the connections to servers.
         listeners: the listening sockets of this host's servers, by server index.
         line: the connection to the rendezvous.
-        config, options: the run, from the launch arguments.
+        config, shards, options: the run and the digest of its set, from the launch arguments.
         edition: number of the address table that was used last, 0 before the first.
         metrics: counters of the whole run since this attempt began, on the leading host; None on others.
     """
@@ -123,6 +123,7 @@ class _Host:
         self.listeners = listeners
         self.line = line
         self.config = arguments.config
+        self.shards = arguments.shards
         # The line to the rendezvous stays encrypted: its messages are small.
         self.secret = replace(secret, encryption=self.config.processes.encryption)
         self.options = Options(silent=True, report=arguments.report, tensorboard=arguments.tensorboard)
@@ -144,7 +145,7 @@ class _Host:
 
     def _obey(self) -> None:
         """Obey the commands of the rendezvous, as ``take_part`` does."""
-        context = RunContext.from_config(self.config)
+        context = RunContext.from_config(self.config, digest=self.shards)
         if self.part.leads:
             self.line.tell(facts=check(context, self.options).to_json())
         while True:
@@ -189,7 +190,7 @@ class _Host:
         check_limit(self.part.roles, self.config.processes.servers, facts.num_workers)
         # ``check`` only read the folder. Now that all parts are here, the first checkpoint may be written.
         if self.part.leads:
-            prepare(self.config, work.folders, computes=True, write=True)
+            prepare(context, work.folders, computes=True, write=True)
         reads = host_reads(self.config, facts, context.shards, self.part.roles)
         leads, index = self.part.leads, self.part.index
         try:

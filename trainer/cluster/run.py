@@ -94,25 +94,25 @@ class ClusterRun:
 
         record: the run's record; its threads are 0 for a new run."""
         try:
-            threads = self._start(record.threads)
+            threads = self._start(record)
         except BaseException:
             self.close()
             raise
         return replace(record, threads=threads)
 
-    def _start(self, threads_before: int) -> int:
-        """Start the parts, wait for them, and return the threads per worker. threads_before: see ``_threads``."""
+    def _start(self, record: RunRecord) -> int:
+        """Start the parts, wait for them, and return the threads per worker. record: see ``start``."""
         self._raise_if_interrupted()
         # Once, because a store that does not answer must not delay the loop.
         self._has_followed = has_followed_stream(self.config, self.requests.home)
         self.launcher.check(self.parts)
         self._raise_if_interrupted()  # the check may have taken long, for example to start Spark
-        threads = self._threads(threads_before)
+        threads = self._threads(record.threads)
         self.config = replace(self.config, processes=replace(self.config.processes, threads=threads))
         bind = all_interfaces(self.launcher.host())
         self.rendezvous = Rendezvous(len(self.parts), self.config.processes.servers, Secret(self.token), bind)
         self._start_time = time.monotonic()
-        self.launcher.start([self._arguments(part) for part in self.parts])
+        self.launcher.start([self._arguments(part, record.shards) for part in self.parts])
         while self.rendezvous.facts is None or self.rendezvous.present() < len(self.parts):
             self._watch()
             self._raise_if_interrupted()
@@ -149,13 +149,14 @@ class ClusterRun:
         if self.is_to_end:
             raise RunInterruptedError("interrupted before the run began")
 
-    def _arguments(self, part: Part) -> LaunchArguments:
-        """Return the launch arguments of a part."""
+    def _arguments(self, part: Part, shards: str) -> LaunchArguments:
+        """Return the launch arguments of a part. shards: digest of the shard set."""
         return LaunchArguments(
             part,
             rendezvous=f"tcp://{bracketed(self.launcher.host())}:{self.rendezvous.port}",
             token=self.token,
             config=self.config,
+            shards=shards,
             report=self.options.report,
             tensorboard=self.options.tensorboard,
             store=self.launcher.store(),

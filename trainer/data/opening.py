@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from pipeline.core.errors import DataError, UsageError
+from pipeline.core.errors import DataError
 from pipeline.core.shardset.manifest import missing_file, read_committed, refuse_single_shard, with_rows
 from pipeline.core.shardset.schema import DTYPES
 from pipeline.core.shardset.versions import NAME
@@ -18,16 +18,15 @@ from trainer.data.bare_shards import SUFFIX, bare_files, open_bare
 from trainer.data.shards import Shards
 
 
-def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
+def open_shards(uri: str) -> Shards:
     """Open a committed set at a local path, ``hdfs://``, ``s3://`` or ``webhdfs://host:port/``, and check its manifest.
 
     Several paths, joined by SEPARATOR, or a Parquet file are shards without a manifest; see bare_shards.py. For a set,
-    reads no row; costs one read and one listing per worker. Raises DataError if the set is missing or damaged,
-    UsageError if it was made for another ``num_workers``."""
+    reads no row; costs one read and one listing per worker. Raises DataError if the set is missing or damaged."""
     uris = uri.split(SEPARATOR)
     store = store_of(uris[0])
     if len(uris) > 1 or (uri.endswith(SUFFIX) and not _is_folder(store, uri)):
-        return _open_bare(store, uris, num_workers)
+        return _open_bare(store, uris)
     with unreadable_is_data_error(uri):
         absolute = store.resolve(uri)
         store.exists(absolute)  # not retried, so that an unreachable host is reported at once
@@ -35,16 +34,16 @@ def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
     if committed is None:
         refuse_single_shard(store, absolute)
         if bare_files(store, absolute):
-            return _open_bare(store, uris, num_workers)
+            return _open_bare(store, uris)
         raise DataError(
             f"{absolute} has no {NAME}: no shards were ever committed there; make them with"
-            f" sharding shard --strategy stratified --input DATA --output {uri} --workers {num_workers or 'N'}"
+            f" sharding shard --strategy stratified --input DATA --output {uri} --workers N"
         )
     shards = Shards(committed.store, committed.uri, with_rows(committed).manifest)
     try:
         shards.manifest.require("rows", "labels", "image")
         _check_layout(shards)
-        _check_workers(shards, num_workers)
+        _check_workers(shards)
         with unreadable_is_data_error(shards.uri):
             problem = missing_file(shards)
             # An append or a replacement deletes files of the version that was read before it.
@@ -67,10 +66,10 @@ def _is_folder(store: Store, uri: str) -> bool:
     return False
 
 
-def _open_bare(store: Store, uris: list[str], num_workers: int | None) -> Shards:
-    """Open shards without a manifest. Raises as ``open_bare``, and UsageError for another number of workers."""
+def _open_bare(store: Store, uris: list[str]) -> Shards:
+    """Open shards without a manifest. Raises as ``open_bare``, and DataError for a worker without rows."""
     bare = open_bare(store, uris)
-    _check_workers(bare, num_workers)
+    _check_workers(bare)
     return bare
 
 
@@ -95,25 +94,14 @@ def _check_layout(shards: Shards) -> None:
         raise ValueError(f"image {image}, {shards.num_classes} classes, {shards.rows} rows")
 
 
-def _check_workers(shards: Shards, required: int | None) -> None:
-    """Check the number of workers and that each has rows. required: the number that the caller needs, None for any.
-
-    Raises UsageError for another number than ``required``, DataError for a worker without rows."""
+def _check_workers(shards: Shards) -> None:
+    """Raise DataError if a worker has no rows."""
     count = len(shards.manifest.workers)
-    # A worker reads one shard, so another number of workers needs another set.
-    if required not in (None, count):
-        raise UsageError(
-            f"{shards.uri} holds shards for {count} workers, not {required}; {_resharding_advice(shards, required)}"
-        )
     empty = [worker for worker in range(count) if not shards.worker_rows(worker)]
     if empty:
+        fewer = max(1, count - len(empty))
         raise DataError(
             f"{shards.uri}: {len(empty)} of {count} workers have no rows (the first is {empty[0]}), and a worker"
-            f" without rows cannot train; {_resharding_advice(shards, max(1, count - len(empty)))}"
+            f" without rows cannot train; run sharding reshard --input {shards.uri} --output {shards.uri}-{fewer}"
+            f" --workers {fewer}"
         )
-
-
-def _resharding_advice(shards: Shards, workers: int | None) -> str:
-    """Return the command that makes shards for another number of workers, as part of a message."""
-    target = f"{shards.uri}-{workers}"
-    return f"run sharding reshard --input {shards.uri} --output {target} --workers {workers}"

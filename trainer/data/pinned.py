@@ -12,22 +12,29 @@ from trainer.data.opening import open_shards
 from trainer.data.shards import Shards
 
 
-def open_pinned(data: Data, *, num_workers: int | None = None, digest: str = "") -> Shards:
+def open_pinned(data: Data, *, digest: str = "") -> Shards:
     """Open the set or the mixture of a run, as it was at the generation that the run is pinned to, if any.
 
     Its ``mean`` is the one that the run subtracts. Raises as ``open_shards`` and ``pin_generation``, and DataError if
     the set has another digest than ``digest``, which is that of the running run; "" for any."""
-    if data.mix:
-        shards = open_mixture(data.shards.split(SEPARATOR), num_workers=num_workers)
-    else:
-        shards = pin_generation(open_shards(data.shards, num_workers=num_workers), data.generation)
+    shards = open_mixture(data.shards.split(SEPARATOR)) if data.mix else open_shards(data.shards)
+    try:
+        shards = pin_generation(shards, data.generation)
+    except UsageError:
+        # The set of the run has this generation.
+        if digest:
+            raise _replaced(shards) from None
+        raise
     # A process that is started again must not read other rows than the others.
     if digest and shards.digest != digest:
-        raise DataError(
-            f"{shards.uri} was replaced by another set while this run trained on it: restore the set, or start anew with"
-            " --overwrite"
-        )
+        raise _replaced(shards)
     return replace(shards, normalise=data.normalise)
+
+
+def _replaced(shards: Shards) -> DataError:
+    return DataError(
+        f"{shards.uri} was replaced by another set while this run used it: restore the set, or start anew with --overwrite"
+    )
 
 
 def pin_generation(shards: Shards, generation: int | None) -> Shards:

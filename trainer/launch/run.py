@@ -60,7 +60,7 @@ def run(
     """
     config = context.config
     leads = LEADER in roles
-    facts = prepare(config, work.folders, computes=options.computes, write=leads)
+    facts = prepare(context, work.folders, computes=options.computes, write=leads)
     servers = config.processes.servers
     if options.addresses:
         check_addresses(options.addresses, servers)
@@ -129,16 +129,16 @@ def check(context: RunContext, options: Options) -> RunFacts:
     home = context.home
     with TemporaryDirectory(prefix="trainer-") as scratch:
         work = home if isinstance(home, Path) else Path(scratch)
-        return prepare(context.config, Folders(home, work), computes=options.computes, write=False)
+        return prepare(context, Folders(home, work), computes=options.computes, write=False)
 
 
-def prepare(config: Config, folders: Folders, *, computes: bool, write: bool) -> RunFacts:
+def prepare(context: RunContext, folders: Folders, *, computes: bool, write: bool) -> RunFacts:
     """Return the facts of a run, determined in a separate process.
 
     If that process is killed or hangs, it is restarted as often and after the same pauses as a role.
 
     Args:
-        config: the run.
+        context: the run.
         folders: the run's folders on this host.
         computes: whether workers or the evaluator run here.
         write: whether to write a first checkpoint if there is none.
@@ -150,10 +150,10 @@ def prepare(config: Config, folders: Folders, *, computes: bool, write: bool) ->
     home = folders.home if write else None
     log.parent.mkdir(parents=True, exist_ok=True)
     restarts = Restarts()
-    limit = config.processes.max_restarts
+    limit = context.config.processes.max_restarts
     while True:
         try:
-            facts = _prepared(config, log, home, computes)
+            facts = _prepared(context, log, home, computes)
         except ProcessKilledError as error:
             failures = restarts.failed("prepare", 0)
             if failures > limit:
@@ -170,16 +170,21 @@ def prepare(config: Config, folders: Folders, *, computes: bool, write: bool) ->
             return facts
 
 
-def _prepared(config: Config, log: Path, home: Place | None, computes: bool) -> RunFacts:
+def _prepared(context: RunContext, log: Path, home: Place | None, computes: bool) -> RunFacts:
     """Run one preparing process and return its reply.
 
-    Raises ProcessKilledError if it was killed, otherwise the error with which it ended. config, home, computes: see
-    trainer.lifecycle.prepare.main; log: file of its output, which is emptied before."""
+    Raises ProcessKilledError if it was killed, otherwise the error with which it ended.
+
+    context: the run; home, computes: see trainer.lifecycle.prepare.main; log: file of its output, which is emptied
+    before."""
+    config = context.config
+    # Opened first: a set that is replaced from here on is refused.
+    digest = context.shards.digest
     log.write_text("")  # an earlier attempt's error must not be taken for this one's
     own_end, child_end = start_method().Pipe(duplex=False)
     with own_end:
         with child_end:
-            child = Child("prepare", log, "trainer.lifecycle.prepare", config, home, computes, child_end)
+            child = Child("prepare", log, "trainer.lifecycle.prepare", config, digest, home, computes, child_end)
         try:
             while not own_end.poll(POLL_S):
                 if child.hangs(config.heartbeat_timeout_s):

@@ -39,18 +39,19 @@ from trainer.sampling.base import TableSampler
 from trainer.transport.bodies.json_object import pack_json
 
 
-def main(config: Config, home: Place | None, computes: bool, answer: Connection) -> None:
+def main(config: Config, digest: str, home: Place | None, computes: bool, answer: Connection) -> None:
     """Send the facts of the run as JSON, and write a first checkpoint if the home has none.
 
     Runs in its own process, so that the supervisor loads neither torch nor a model. Raises UsageError and DataError.
 
     Args:
         config: the run.
+        digest: of its shard set.
         home: the run's folder, None to write no checkpoint.
         computes: whether this host has workers or the evaluator.
         answer: the connection to which the facts are sent.
     """
-    shards = open_pinned(config.data)
+    shards = open_pinned(config.data, digest=digest)
     network = build_network(config, shards)
     if computes:
         pick_device(config.processes.device, 0)

@@ -59,8 +59,7 @@ def main(
         folders: the run's folders on this host.
     """
     torch.set_num_threads(threads)
-    num_shards = None if config.cohorts.entries else facts.num_workers
-    opened = open_pinned(config.data, num_workers=num_shards, digest=facts.shards)
+    opened = open_pinned(config.data, digest=facts.shards)
     shards = replace(opened, mapped=folders.rows, kept=folders.kept)
     network = build_network(config, shards)
     batches = _batches(config, facts, shards, worker, network, folders)
