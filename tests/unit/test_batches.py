@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.configs import make_config
 from tests.support.draws import shuffled
+from tests.support.trainer_sets import rows_of, write_shards
 from trainer.coordination.passes import WORD, Passes
 from trainer.data.augment import PAD, augment, crop_and_flip, normalise
-from trainer.data.batches import Batches, make_batch
+from trainer.data.batches import Batches, build_batches, make_batch
+from trainer.data.loading import load_worker
+from trainer.data.opening import open_shards
 from trainer.data.prefetch import Prefetch
 from trainer.data.rows import Rows
 from trainer.data.sampling import Draw
@@ -226,15 +231,37 @@ def test_real_features_pass_unaugmented() -> None:
     np.testing.assert_array_equal(images.numpy(), rows.images_NCHW[draw.places])
 
 
-def test_a_mini_batch_of_all_rows_is_a_copy() -> None:
-    """Change the tensors of a full mini-batch in place, as a model may."""
-    pixels = make(9, (1, 1, 28))
-    rows = Rows(np.asarray(pixels.images_NCHW, np.float32), pixels.labels, pixels.ids)
+@pytest.mark.parametrize("pixels", [np.uint8, np.float32])
+def test_a_mini_batch_of_all_rows_is_a_copy_unless_it_may_share(pixels: type) -> None:
+    """Change the tensors of a full mini-batch in place, as a model or an augmentation of the user's own may."""
+    made = make(9, (1, 1, 28))
+    rows = Rows(np.asarray(made.images_NCHW, pixels), made.labels, made.ids)
     draw = Draw(rows, bernoulli(9, 1.0, 3, seed=0, worker=0))
-    for tensor in make_batch(draw, np.array([100], np.float32)):
-        tensor.zero_()
-    np.testing.assert_array_equal(rows.images_NCHW, pixels.images_NCHW)
-    np.testing.assert_array_equal(rows.labels, pixels.labels)
+    mean = np.array([100], np.float32)
+    rng = np.random.default_rng(0)
+    shared = make_batch(draw, mean, may_share=True)
+    assert np.shares_memory(shared.labels.numpy(), rows.labels)
+    assert np.shares_memory(shared.images_BCHW.numpy(), rows.images_NCHW) == (pixels is np.float32)
+    copied = make_batch(draw, mean)
+    for tensor, other in zip(copied, shared, strict=True):
+        assert torch.equal(tensor, other)
+    for batch in (copied, make_batch(draw, mean, rng, lambda images, rng: images, may_share=True)):
+        for tensor in batch:
+            tensor.zero_()
+    np.testing.assert_array_equal(rows.images_NCHW, made.images_NCHW)
+    np.testing.assert_array_equal(rows.labels, made.labels)
+    turned = make_batch(Draw(rows, draw.places[::-1]), mean, may_share=True)
+    np.testing.assert_array_equal(turned.labels, rows.labels[::-1])
+
+
+@pytest.mark.parametrize(("model", "may_share"), [("logistic", True), ("tests.support.slow_model:make", False)])
+def test_mini_batches_for_an_own_model_are_copies(model: str, may_share: bool, tmp_path: Path) -> None:
+    """It may change its input in place."""
+    folder = write_shards(tmp_path, [rows_of(9, 1)], None)
+    config = make_config(folder, model=model, sampling="bernoulli", batch_size=9)
+    opened = open_shards(str(folder))
+    made = build_batches(config, opened, load_worker(opened, 0), 0, 1).make(3)
+    assert np.shares_memory(made.tensors.labels.numpy(), made.draw.rows.labels) == may_share
 
 
 # What is made ahead

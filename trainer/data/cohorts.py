@@ -13,13 +13,11 @@ from pipeline.core.arrays import Ints
 from pipeline.core.seeds import Purpose, word
 from trainer.config import Config
 from trainer.data.augment import Floats
-from trainer.data.batches import Batches, population_of, sampler_of_rows
+from trainer.data.batches import Batches, batches_of_sampler, population_of, sampler_of_rows
 from trainer.data.cohort_passes import WorkerStream, present_streams
 from trainer.data.gossip import GossipSampler
 from trainer.data.holdout import trained_rows
 from trainer.data.loading import load_worker
-from trainer.data.mean_image import subtracted_mean
-from trainer.data.own_augmentation import own_augmentation
 from trainer.data.places import present_places, table_entries
 from trainer.data.repartition import all_rows, partition_sampler
 from trainer.data.rows import Rows, join_rows
@@ -127,15 +125,7 @@ def build_cohort_batches(
         worker, rows, sampler, _ = each
         if config.data.gossip:
             sampler = _with_gossip(config, shards, each)
-        batches = Batches(
-            sampler,
-            subtracted_mean(shards),
-            seed=config.run.seed,
-            worker=worker,
-            augment=config.data.augment,
-            own=own_augmentation(config),
-        )
-        results.append(CohortBatches(batches, rows))
+        results.append(CohortBatches(batches_of_sampler(config, shards, sampler, worker), rows))
     return results
 
 
