@@ -9,19 +9,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.core.errors import JobError, UsageError
 from tests.support.configs import make_config
 from trainer.api import served_metrics
+from trainer.checkpoints.state import RunState, folder_of
+from trainer.checkpoints.write import write_model, write_state
 from trainer.config import RunFacts
+from trainer.home.folders import Folders
+from trainer.home.work import WorkFolder
+from trainer.launch.supervisor import Supervisor
 from trainer.options import Options
 from trainer.report.metrics import RunMetrics, parse_endpoint, serve_metrics
+from trainer.run_files import CHECKPOINTS
 from trainer.runlog.kinds.evaluation import EvaluationEvent
 from trainer.runlog.kinds.peers import ConsensusEvent
 from trainer.runlog.kinds.run import RestartEvent, RollbackEvent, StageEvent, StartEvent
 from trainer.runlog.kinds.training import TrainEvent
+from trainer.transport.sockets import Secret
 from trainer.transport.status import NOT_READY, RunStatus
 
 FACTS = RunFacts(2, 100, 10, 4, "digest", None, (), classifies=True)
@@ -147,6 +155,28 @@ def test_the_bytes_of_a_push_are_those_of_the_stages_exchange() -> None:
         metrics.add(StageEvent(version=version, stage=version, exchange=exchange, **stage))
         metrics.update(replace(STATUS, version=version, accepted=4 * version))
     assert metrics.totals()["counts"]["sent_bytes"] == 4 * 1.5 * 56 + 4 * 56
+
+
+@pytest.mark.parametrize(("stage", "vectors"), [(0, 1.5), (1, 1)])
+def test_a_resume_sends_the_bytes_of_its_stage(stage: int, vectors: float, tmp_path: Path) -> None:
+    """The log of the resumed run names no stage, because it had begun before."""
+    config = make_config(output=tmp_path, exchange="strategy-switch", alpha=0.5, steps=20, batch_size=10)
+    root = tmp_path / CHECKPOINTS
+    state = RunState(2, 8, 48, 1, 0.5, None, False, dict.fromkeys(range(4), 2), 1.0, 1, 10, 4, "", stage=stage)
+    write_model(folder_of(root, 2), 2, np.zeros(14, np.float32), np.zeros(10, np.float32), 1)
+    write_state(folder_of(root, 2), state)
+    metrics = RunMetrics()
+    address = f"ipc://{tmp_path}/server"
+    work = WorkFolder(Folders.from_home(tmp_path))
+    secret = Secret("the token of this test")
+    supervisor = Supervisor(
+        config, replace(FACTS, num_workers=4), Options(silent=True), [address], secret, work, [], metrics=metrics
+    )
+    supervisor.close("ends")
+    metrics.add(StartEvent(resumed_from=2))
+    for version in (2, 3):
+        metrics.update(replace(STATUS, version=version, accepted=4 * version))
+    assert metrics.totals()["counts"]["sent_bytes"] == 4 * vectors * 56
 
 
 def test_a_push_of_several_mini_batches_is_one_push() -> None:

@@ -27,6 +27,7 @@ from trainer.launch.processes import FORK_SERVER, Child, ProcessKilledError
 from trainer.launch.restarts import Restarts, pause_s
 from trainer.launch.role_log import RoleLog
 from trainer.launch.role_progress import RoleProgress
+from trainer.leader.next_stage import find_continuation
 from trainer.lifecycle.interruption import INTERRUPTED, RunInterruptedError
 from trainer.options import Kind, Options, Role
 from trainer.plan import plan
@@ -109,7 +110,8 @@ class Supervisor:
         self.board = _board(options, self.folders)
         self.metrics = metrics
         if metrics:
-            metrics.begin(config, facts)
+            continuation = find_continuation(config, facts, self.folders.checkpoints)
+            metrics.begin(config, facts, continuation.stage if continuation else 0)
         self.disk = DiskWatch(self.folders, self.overseer.message)
         self.end_watch = EndWatch(config, facts, self.folders)
         self._was_silent = False  # whether server 0 was silent at the last look, which is reported once

@@ -83,8 +83,10 @@ class RunMetrics:
         self._restarts: Counter[str] = Counter({role: 0 for role in ROLES})
         self._reported: dict[int, Totals] = {}  # the newest totals by attempt of the leading host
 
-    def begin(self, config: Config, facts: RunFacts) -> None:
-        """Set the identity of the run that starts, or continues with other workers."""
+    def begin(self, config: Config, facts: RunFacts, stage: int = 0) -> None:
+        """Set the identity of the run that starts, or continues with other workers.
+
+        stage: number of the stage in which it continues, which logs the beginning of later stages only."""
         self._about = {
             "output": CREDENTIALS.sub(f"{HIDDEN}@", config.run.output),
             "model": config.model.name,
@@ -92,7 +94,7 @@ class RunMetrics:
             "protocol": config.protocol.name,
         }
         self._facts = facts
-        self._set_exchange(config.exchange)
+        self._set_exchange(config.stage_configs()[stage].exchange)
         # A push of several mini-batches is an update of its own, and the status counts its mini-batches as accepted.
         self._push_is_update = config.protocol.most_local_steps() > 1
         self._status = NOT_READY
