@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from pipeline.core.errors import DataError, JobError, UsageError
 from tests.clusters.machine import ROOT
 from tests.support.configs import change, make_config
 from trainer.home.place import Place, StorePlace, listing
+from trainer.run_files import LOCK
 from trainer.runlog import run_folder
 from trainer.runlog.run_folder import RunRecord, SavedRun, Start, locked, resolve_output, settled
 from trainer.start.folder import describe_finished
@@ -202,6 +205,22 @@ def test_a_refused_start_tidies_up_before_it_unlocks_the_folder(
     ):
         pass
     assert not (tmp_path / "new").exists() if is_local else listing(near) == []
+
+
+def test_a_start_that_waited_for_a_refused_one_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lock is on a file that the refused start has deleted, with its folder."""
+    output = tmp_path / "run"
+    with ExitStack() as refused:
+        refused.enter_context(locked(output))
+
+        def end(pause_s: float) -> None:
+            (output / LOCK).unlink()
+            output.rmdir()
+            refused.close()
+
+        monkeypatch.setattr("trainer.runlog.run_folder.time.sleep", end)
+        with locked(output), open(output / LOCK) as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_failed_start_does_not_hinder_the_next(tmp_path: Path) -> None:

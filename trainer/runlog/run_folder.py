@@ -192,12 +192,17 @@ def locked(output: Place, on_lost: Callable[[], object] = lambda: None) -> Itera
         with leased(output, on_lost):
             yield
         return
-    output.mkdir(parents=True, exist_ok=True)
-    with open(output / LOCK, "w") as file:
-        # Its holder may have deleted the file before this process locked it.
-        if not _lock_exclusively(file) or not is_at(file, output / LOCK):
-            raise JobError(f"{output} is in use by a run that has not ended; wait for it, or choose another --output")
-        yield
+    while True:
+        output.mkdir(parents=True, exist_ok=True)
+        with open(output / LOCK, "w") as file:
+            if not _lock_exclusively(file):
+                raise JobError(
+                    f"{output} is in use by a run that has not ended; wait for it, or choose another --output"
+                )
+            # A refused start deletes its lock before it releases it, and another start may have made a new one since.
+            if is_at(file, output / LOCK):
+                yield
+                return
 
 
 def _lock_exclusively(file: IO[str]) -> bool:
