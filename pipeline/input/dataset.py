@@ -187,9 +187,13 @@ class Dataset:
 
         No file is read. HDFS has no change marks, so there bytes that were replaced with the same size and time go
         unnoticed."""
-        marks = (f"{file.path} {file.bytes} {file.modified_ms} {file.change}".rstrip() for file in self.files)
-        text = "\n".join(marks)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return listing_digest(self.files)
+
+
+def listing_digest(files: Iterable[DataFile | FileInfo]) -> str:
+    """Return the digest that ``Dataset.listing`` has for files."""
+    marks = (f"{file.path} {file.bytes} {file.modified_ms} {file.change}".rstrip() for file in files)
+    return hashlib.sha256("\n".join(marks).encode()).hexdigest()
 
 
 Survey = tuple[DataFile, Layout] | JobError  # of a file: its rows and layout, or an error

@@ -15,11 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.storage.store import Store
+from pipeline.input.dataset import Dataset, discover
 from tests.conftest import write_binary
 from tests.support.configs import make_config
 from tests.support.trainer_sets import CLASSES, EVAL_ROWS, SHAPE, rows_of, write_shards
@@ -35,7 +37,7 @@ from trainer.models.resnet import ResNet20
 from trainer.models.tasks import CLASSIFICATION
 from trainer.runlog.result import Result
 from trainer.simulate import SimulationSettings, simulate
-from trainer.tables import resumable
+from trainer.tables import resumable, rows
 from trainer.tables.resumable import TableFile
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -219,6 +221,29 @@ def test_an_input_that_changes_while_it_is_read_is_refused(
     with pytest.raises(JobError, match="source has changed while it was read; run it again"):
         predict(PredictOptions(run=str(run.output), output=str(tmp_path / "table"), input=str(copy), **FAST))
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_an_unchanged_input_is_not_surveyed_again(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some formats open each of their files for a survey. Only a folder of images must be listed by one."""
+    folder = tmp_path / "images" / "cat"
+    folder.mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(folder / "1.png")
+    calls: list[str] = []
+
+    def counted(store: Store, uri: str, **options: Any) -> Dataset:
+        calls.append(uri)
+        return discover(store, uri, **options)
+
+    monkeypatch.setattr(rows, "discover", counted)
+    for path, format in ((source, "cifar10-binary"), (folder.parent, None)):
+        options = PredictOptions(
+            run="run", output=str(tmp_path / "table"), input=str(path), format=format, image_shape=SHAPE
+        )
+        dataset = rows.open_rows(Store(), options)
+        rows.refuse_change(Store(), options, dataset, TableFile(Store(), options.output, "", b""))
+    assert calls == [str(source), *[str(folder.parent)] * 2]
 
 
 class Killed(Exception):

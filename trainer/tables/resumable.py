@@ -143,7 +143,6 @@ class TableFile:
                             writer.write_batch(batch.replace_schema_metadata(metadata))
             try:
                 if self.read_finished() is not None:
-                    self.clear()
                     return  # another run of this command has written the same table
             except UsageError:
                 self.store.delete(draft)  # the parts stay, for the same command with --overwrite

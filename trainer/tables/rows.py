@@ -9,8 +9,8 @@ from pipeline.core.errors import JobError, UsageError
 from pipeline.core.shardset.manifest import open_committed
 from pipeline.core.storage.store import Store
 from pipeline.input.committed import committed_dataset
-from pipeline.input.dataset import Dataset, discover, serial
-from pipeline.input.files import check_apart
+from pipeline.input.dataset import Dataset, discover, listing_digest, serial
+from pipeline.input.files import check_apart, input_files
 from pipeline.input.read_options import ReadOptions
 from trainer.home.enclosing import enclosing_set
 from trainer.home.place import place_of
@@ -47,7 +47,12 @@ def refuse_change(store: Store, options: TableOptions, dataset: Dataset, table: 
     """Raise JobError, and delete the table's work folder, if files of --input have changed since they were opened.
 
     Files of a set do not change. dataset: the rows that the table was made of."""
-    if options.input is not None and open_rows(store, options).listing() != dataset.listing():
+    if options.input is None:
+        return
+    # Most inputs are compared without opening a file. A folder of images, or files without rows, are surveyed again.
+    entries = input_files(store, store.resolve(options.input), evaluation=False)
+    before = dataset.listing()
+    if listing_digest(entries) != before and open_rows(store, options).listing() != before:
         table.clear()
         raise JobError(f"{dataset.uri} has changed while it was read; run it again")
 
