@@ -106,7 +106,8 @@ def stop_of(root: Place, config: Config) -> StopDecision | None:
     decision = read_stop(root)
     if decision is None or not decision.is_by(config.run):
         return None
-    # The present workers cannot go back to the checkpoint with which they began: its clocks are of the ones before them.
+    # The checkpoint with which the present workers began has the clocks of the workers before them. A run that ended there
+    # could not be resumed.
     return decision if decision.version > config.cohorts.present.version else None
 
 

@@ -53,7 +53,7 @@ def open_shards(uri: str) -> Shards:
             f"{shards.uri}/{NAME} is damaged ({' '.join(str(error).split())}); rerun the job that made it"
         ) from None
     if is_replaced:
-        return open_shards(uri, num_workers=num_workers)
+        return open_shards(uri)
     if problem:
         raise DataError(f"{problem}: the set is damaged; rerun the job that made it")
     return shards

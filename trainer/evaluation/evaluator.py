@@ -271,7 +271,7 @@ class Evaluator:
         run = self.config.run
         if run.patience is None or state.epoch_boundary is None or state.final:
             return
-        # The present workers cannot go back to a checkpoint before them, so that the next epoch decides.
+        # The run can end only with a checkpoint of its present workers; the next epoch decides.
         if state.version <= self.config.cohorts.present.version or stop_of(self.root, self.config):
             return
         # From the log, which has the losses of an evaluator that was restarted, too.

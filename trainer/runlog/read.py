@@ -87,7 +87,7 @@ class Surviving:
         if isinstance(event, EarlyStopEvent):
             self.events = [earlier for earlier in self.events if not _begins_at(earlier, event.version)]
         if isinstance(event, PassEvent):
-            # Seldom, because a log may have very many passes.
+            # True only after a roll-back, so that this scan of all events is rare.
             if event.first <= self._passes:
                 self.events = [earlier for earlier in self.events if not _repeats(event, earlier)]
             self._passes = event.last
