@@ -35,7 +35,7 @@ from trainer.benchmark.configurations import (
 )
 from trainer.benchmark.experiment import QUICK, Experiment, experiment_from_flags
 from trainer.benchmark.problems import HIGGS, YEAR, Problem, generate, write_problem
-from trainer.benchmark.records import PlannedRun
+from trainer.benchmark.records import PlannedRun, RunTimings
 from trainer.benchmark.results import published
 from trainer.benchmark.systems.all_gather import start_all_gather
 from trainer.benchmark.systems.descent import LOCAL_STEPS, Descent, Gather, TaskRows, descend
@@ -235,6 +235,19 @@ def test_rows_that_could_not_be_loaded_are_the_error_of_their_runs() -> None:
     stored: Any = SimpleNamespace(dataset=None, problem=HIGGS)
     cached = JobError("3 of 4 parts fit")  # of MLlib's runs alone
     assert measure(execution, planned, Setup(stored, np.zeros(0), None, cached)).error == "3 of 4 parts fit"
+
+
+@pytest.mark.parametrize(("executors", "cpu"), [(None, 0.5), ("of a cluster", None)])
+def test_the_load_of_the_drivers_host_is_none_of_executors(
+    monkeypatch: pytest.MonkeyPatch, executors: str | None, cpu: float | None
+) -> None:
+    timings = RunTimings(9, 9, 90, True, 1.0, 0.1, None, cpu=0.5, load_s=1.0, start_s=1.0)
+    monkeypatch.setattr("trainer.benchmark.systems.measure.run_system", lambda *_: timings)
+    execution: Any = SimpleNamespace(executors=executors)
+    setup: Any = SimpleNamespace(least=None)
+    record = measure(execution, PlannedRun(Configuration("linear", 9000, 500, length=9), "mllib"), setup)
+    assert record.measurement is not None, record.error
+    assert record.measurement["cpu"] == cpu
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from trainer.benchmark.results.cost_model import (
 )
 from trainer.benchmark.results.findings import write_findings
 from trainer.benchmark.results.forecast import average_gaps, collect_timings, fit_cost_models
+from trainer.benchmark.results.report import render
 from trainer.benchmark.results.summary import METRICS, judge_goals, summarise
 
 
@@ -129,10 +130,12 @@ def test_as_many_tasks_as_cores_tell_no_cost_of_a_task() -> None:
     assert collect_timings(summarise(table), "linear", cores=2).task == 0.0
 
 
-def test_the_cost_model_is_validated_on_what_it_was_not_fitted_to() -> None:
-    """Mini-batches that the model itself made are predicted exactly, and those that it did not make with their error."""
-    spark = SparkCosts(job=2e-2, task=7e-4, launch=3e-3, scan=3e-8, row=1e-7)
-    server = ServerCosts(step=1e-3, push=2e-4, row=1e-7, draw=2e-7)
+SPARK = SparkCosts(job=2e-2, task=7e-4, launch=3e-3, scan=3e-8, row=1e-7)
+SERVER = ServerCosts(step=1e-3, push=2e-4, row=1e-7, draw=2e-7)
+
+
+def records_of_costs() -> list[dict[str, Any]]:
+    """Timed mini-batches as SPARK and SERVER make them, except for twice the time of MLlib's 70 tasks."""
     table = []
     for rows_, tasks in (
         (10_000, None),
@@ -144,7 +147,7 @@ def test_the_cost_model_is_validated_on_what_it_was_not_fitted_to() -> None:
     ):
         on = replace(HERE, tasks=tasks or 2)
         for batch in (rows_, 500):
-            spent = 1e3 * spark.mini_batch_s(rows_, batch, 28, on), 1e3 * server.mini_batch_s(rows_, batch, 28, on)
+            spent = 1e3 * SPARK.mini_batch_s(rows_, batch, 28, on), 1e3 * SERVER.mini_batch_s(rows_, batch, 28, on)
             table.append(
                 record("logistic", rows_, batch, 20, "mllib", spent[0] * (2 if tasks == 70 else 1), tasks=tasks)
             )
@@ -152,10 +155,16 @@ def test_the_cost_model_is_validated_on_what_it_was_not_fitted_to() -> None:
             if on.tasks <= 8:
                 table.append(record("logistic", rows_, batch, 20, "ps-sync", spent[1], tasks=tasks))
                 table[-1]["measurement"]["server_s"] = 2e-4
+    return table
+
+
+def test_the_cost_model_is_validated_on_what_it_was_not_fitted_to() -> None:
+    """Mini-batches that the model itself made are predicted exactly, and those that it did not make with their error."""
+    table = records_of_costs()
     slow = record("logistic", 100_000, 500, 20, "ps-sync", 1e3, tasks=2)  # over sockets: not among those over memory
     slow["measurement"]["server_s"] = 2e-4
     [found] = fit_cost_models(summarise([*table, slow]), 2)
-    for got, true in ((found.spark, spark), (found.server, server)):
+    for got, true in ((found.spark, SPARK), (found.server, SERVER)):
         assert vars(got) == pytest.approx(vars(true), rel=1e-6)
     assert found.largest_error < 1e-9
     errors = {each.name: each.error for each in found.validations}
@@ -168,3 +177,68 @@ def test_the_cost_model_is_validated_on_what_it_was_not_fitted_to() -> None:
     assert a_node > a_core > 1
     without_tasks = [each for each in summarise(table) if not each.tasks]
     assert not fit_cost_models(without_tasks, 2), "what a task costs is unknown"
+
+
+MACHINE = {"cores": 2, "parallelism": 2, "python": "3.11"}
+TASK_METRICS = dict.fromkeys(("stages", "wall_ms", "tasks", "run_ms", "deserialise_ms", "result_bytes"), 3.0)
+
+
+def page_of(records: list[dict[str, Any]], servers_on: str = "the driver's host", **task_metrics: Any) -> str:
+    machine = MACHINE | {"servers_on": servers_on}
+    return render({"records": records, "machine": machine, "experiment": {"seed": 0}, "task_metrics": task_metrics})
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_report_has_a_fitted_cost_model_and_failed_runs() -> None:
+    """Every branch of the page: with and without a cost model, failed and partly failed runs, several sizes."""
+    goal = [record("linear", 9000, 500, None, "mllib", 90), record("linear", 9000, 500, None, "ps-sync", 2)]
+    again = failed(goal[1], "a lost <worker>")
+    alone = failed(goal[1] | {"system": "averaging"}, "no room")
+    timed = failed(goal[1] | {"system": "averaging", "length": 20}, "no time")
+    page = page_of([*goal, again, alone, timed, *records_of_costs()], linear=TASK_METRICS, empty={})
+    assert "280 cores with one MLlib task each, an MLlib driver with 2 cores" in page
+    assert "outside the fit" in page
+    assert "Time of one mini-batch by number of rows" in page
+    assert page.count("(failed once or more: a lost &lt;worker&gt;)") == 2
+    assert (page.count("failed: no room"), page.count("failed: no time")) == (2, 1)
+    assert "MLlib takes <b>45.0 times</b> as long to converge" in page
+    assert "<td>linear</td>" in page
+    few = page_of(goal)
+    assert "No task metrics were recorded." in few
+    assert "Not fitted: with few rows" in few
+    assert "not measured (the thesis" in page_of([])
+    assert "140 nodes" in few
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_report_of_a_cluster_claims_nothing_of_one_host() -> None:
+    """The driver's host shows no load of executors, and servers and workers on several hosts share no memory."""
+    runs = [record("linear", 9000, 500, None, system, 30) for system in ("mllib", "ps-sync")]
+    here = page_of(runs)
+    assert "on the same 2 cores" in here
+    assert "messages over shared memory." in here
+    assert "busy share of the cores of the driver's host" in here
+    assert "100 %" in here
+    for run in runs:
+        run["measurement"] |= {"cpu": None, "server_s": None}
+    there = page_of(runs, "executors")
+    assert "on the same executors" in there
+    assert "over sockets between hosts" in there
+    assert "Cores busy: not measured" in there
+    assert "Not fitted: it needs the CPU time of the server" in there
+    assert "100 %" not in there
+
+
+def test_a_finding_compares_reading_with_the_size_of_mini_batches() -> None:
+    table = [
+        record("linear", rows, batch, 20, "ps-sync", 2)
+        for rows, batch in ((9000, 9000), (9000, 900), (9000, 90), (80, 8))
+    ]
+    for run in table:
+        run["measurement"]["read_s"] = 2e-6 * run["batch"]
+    expected = (
+        "Reading mini-batches of 900 rows, linear: 10.0 times as long as of 90 in the synchronous server (10.0 times as many"
+        " rows); MLlib reads all rows for a mini-batch of any size."
+    )
+    assert expected in write_findings(summarise(table))
+    assert not [text for text in write_findings(summarise(table[:2])) if text.startswith("Reading")]

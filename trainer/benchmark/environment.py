@@ -15,7 +15,7 @@ from pyspark import SparkContext
 
 from pipeline.core.provenance import processor
 from pipeline.spark.jvm import jvm_of
-from trainer.benchmark.systems.executors import find_executors
+from trainer.benchmark.systems.executors import ON_EXECUTORS, find_executors
 from trainer.plan import usable_cores
 
 LIBRARIES = ("pyspark", "numpy", "pyarrow", "torch", "pyzmq")
@@ -35,7 +35,7 @@ def describe_machine(context: SparkContext, data: str) -> dict[str, Any]:
         "parallelism": context.defaultParallelism,
         "driver_memory": context.getConf().get("spark.driver.memory", "1g"),
         "data": data,
-        "servers_on": "executors" if find_executors(context) else "the driver's host",
+        "servers_on": ON_EXECUTORS if find_executors(context) else "the driver's host",
         # Another program that runs meanwhile slows down some systems more than others.
         "load_before": round(psutil.getloadavg()[0], 2),
         **{library: version(library) for library in LIBRARIES},

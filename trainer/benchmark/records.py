@@ -37,7 +37,7 @@ class RunTimings:
             mini-batches.
         compute_s: per mini-batch.
         read_s: per mini-batch; None if rows are not drawn separately from computing.
-        cpu: busy share of all cores.
+        cpu: busy share of the cores of the driver's host; None in the record of a run on a cluster's executors.
         load_s: reading all rows into memory.
         start_s: everything before the first mini-batch: load_s and, for a server, the start of its processes.
         server_s: CPU time of the parameter server per push.

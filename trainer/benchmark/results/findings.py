@@ -14,7 +14,7 @@ def write_findings(summaries: Sequence[SystemSummary]) -> list[str]:
     """Return sentences on the main results, from runs with one task per core.
 
     They cover the speedup including the start, reading, the cases in which MLlib is faster, Spark's gain without one
-    job per mini-batch, and the gain of smaller mini-batches."""
+    job per mini-batch, the gain of smaller mini-batches, and the time to read mini-batches of two sizes."""
     summaries = [each for each in summaries if not each.tasks]
     findings = [
         _describe_start(summaries),
@@ -22,6 +22,7 @@ def write_findings(summaries: Sequence[SystemSummary]) -> list[str]:
         _describe_wins(summaries),
         _describe_all_reduce(summaries),
         *(_describe_small_batches(summaries, model) for model in HYPERPARAMETERS),
+        *(_describe_reads_by_batch(summaries, model) for model in HYPERPARAMETERS),
     ]
     return [text for text in findings if text]
 
@@ -112,4 +113,26 @@ def _describe_small_batches(summaries: Sequence[SystemSummary], model: Model) ->
     return (
         f"Mini-batches of {SMALL_BATCH} instead of all rows, {model}: {'; '.join(gains)} (the thesis: up to {server:g} times"
         f" for the server, {spark:g} for MLlib, which converges fastest with 2000)."
+    )
+
+
+def _describe_reads_by_batch(summaries: Sequence[SystemSummary], model: Model) -> str:
+    """Return a sentence on how the time in which the synchronous server's workers read a mini-batch grows with its size.
+
+    It should be proportional to the size. MLlib's is independent of it, and is therefore measured once per set of rows.
+    The sizes are the largest and the smallest on the set where they differ most; empty without two sizes."""
+    by_rows: dict[int, dict[int, float]] = {}
+    for each in summaries:
+        # A mini-batch of all rows is not drawn.
+        if (each.model, each.system) == (model, "ps-sync") and "read_s" in each.metrics and each.batch < each.rows:
+            by_rows.setdefault(each.rows, {})[each.batch] = each.metrics["read_s"].median
+    read_s = max(by_rows.values(), key=lambda seconds: max(seconds) / min(seconds), default={})
+    if len(read_s) < 2:
+        return ""
+    small = min(read_s)
+    large = max(read_s)
+    slower = read_s[large] / max(1e-9, read_s[small])
+    return (
+        f"Reading mini-batches of {large:,} rows, {model}: {slower:.1f} times as long as of {small:,} in the synchronous"
+        f" server ({large / small:.1f} times as many rows); MLlib reads all rows for a mini-batch of any size."
     )

@@ -12,6 +12,7 @@ from trainer.benchmark.results.findings import write_findings
 from trainer.benchmark.results.forecast import average_gaps, fit_cost_models
 from trainer.benchmark.results.summary import Spread, SystemSummary, judge_goals, read_throughput, summarise
 from trainer.benchmark.systems.descent import LOCAL_STEPS
+from trainer.benchmark.systems.executors import ON_EXECUTORS
 
 LIBRARIES = ("python", "java", "pyspark", "numpy", "pyarrow", "torch", "pyzmq")  # keys of results["machine"]
 
@@ -31,6 +32,7 @@ def render(results: Mapping[str, Any]) -> str:
         origin=origin(results.get("made"), {name: machine[name] for name in LIBRARIES if name in machine}),
         libraries=LIBRARIES,
         machine=machine,
+        on_executors=machine["servers_on"] == ON_EXECUTORS,
         experiment=results["experiment"],
         to_converge=to_converge,
         summaries=summaries,

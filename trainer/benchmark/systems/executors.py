@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from trainer.cluster.spark import SparkLauncher
 
 
+ON_EXECUTORS = "executors"  # results["machine"]["servers_on"] of a cluster
+
+
 @dataclass(frozen=True)
 class Executors:
     """The executors of a context. They run MLlib's tasks and, between MLlib's runs, the servers and their workers."""

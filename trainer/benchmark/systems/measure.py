@@ -139,6 +139,8 @@ def measure(execution: Execution, run: PlannedRun, setup: Setup | Exception) -> 
         return run.record(error=" ".join(str(error).split())[:ERROR_LENGTH] or type(error).__name__)
     # The weights were needed for the objective only, and would make every line of the records long.
     figures = {name: value for name, value in asdict(measurement).items() if name != "weights"}
+    if execution.executors:
+        figures["cpu"] = None  # the meter sees only the driver's host, and the executors compute
     gap = None if loss is None or setup.least is None else loss - setup.least
     return run.record(measurement=figures, loss=loss, gap=gap)
 

@@ -1,4 +1,4 @@
-"""The duration of calls, and the CPU use of the machine."""
+"""The duration of calls, and the CPU use of this machine, which is the driver's host."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class CpuMeter:
         self._thread.join()
 
     def share_between(self, start: float, end: float) -> float:
-        """Return the busy share of all cores between two times (seconds since 1970).
+        """Return the busy share of this machine's cores between two times (seconds since 1970).
 
         Measured between the nearest samples that enclose them."""
         self._sample()
