@@ -148,6 +148,16 @@ def test_averaging_weighs_each_model_by_the_rows_that_it_has_seen() -> None:
     np.testing.assert_allclose(descent.weights, plain_descent("linear", x, y, 1), atol=1e-12)
 
 
+def test_an_average_of_tasks_that_drew_no_rows_keeps_the_model() -> None:
+    part = TaskRows(
+        Configuration("linear", 10**9, 1, LOCAL_STEPS), np.ones((1, 2)), np.ones(1), np.random.default_rng(0)
+    )
+    assert descend("averaging", part, np.array([3.0, -2.0]), lambda row: np.stack([row, row])).weights.tolist() == [
+        3,
+        -2,
+    ]
+
+
 def test_averaging_on_one_part_takes_the_steps_of_gradient_descent() -> None:
     x, _, y = draw_rows(HIGGS, 200)
     [descent] = descend_in_parts("averaging", Configuration("linear", 200, 200, 25), x, y, 1)

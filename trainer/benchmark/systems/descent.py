@@ -93,7 +93,9 @@ def average_models(part: TaskRows, weights: Floats, gather: Gather) -> Iterator[
         if number % LOCAL_STEPS == 0 or number == last:
             # The weights travel with the sums: under Bernoulli sampling every task draws another number of examples.
             total = gather(np.append(weights * rows_since_average, rows_since_average)).sum(axis=0)
-            weights = total[:-1] / max(1.0, total[-1])
+            # If no task has drawn a row, all have only decayed the same model by the same steps.
+            if total[-1]:
+                weights = total[:-1] / total[-1]
             rows_since_average = 0
             updates = updates + 1
             yield Descent(weights, mini_batches=number, updates=updates, examples=examples)
