@@ -11,12 +11,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.core.errors import DataError, DivergenceError, JobError, UsageError
+from pipeline.core.shardset.manifest import open_committed
+from pipeline.core.storage.store import Store
+from pipeline.datasets.features import feature_batch
+from pipeline.quality.report import write_report
+from pipeline.runs.request import Request
+from pipeline.runs.shard import shard
+from pipeline.spark.progress import PhaseLog
+from pipeline.strategies.round_robin import RoundRobin
 from tests.clusters.processes import is_alive
 from tests.support.exit_codes import ended
+from tests.support.tiers import only
 from tests.support.trainer_runs import ROOT, until
 from tests.support.trainer_sets import copy_of, make_sets
 from trainer.study.__main__ import find_plan, main
@@ -74,6 +86,42 @@ def test_a_study_trains_every_run_and_leaves_ledger_and_report_alone(whole: Path
     # equal shards and seeds, equal bits; other seeds, others
     assert found["small/one/logistic/asp/0"]["parameters"] == found["small/two/logistic/asp/0"]["parameters"]
     assert found["small/one/logistic/asp/0"]["parameters"] != found["small/one/logistic/asp/1"]["parameters"]
+
+
+def make_set_of_targets(spark: Any, root: Path) -> Path:
+    """Make a set of two shards, whose rows have real targets and are all of one class."""
+    rng = np.random.default_rng(0)
+    for name in ("train", "eval"):
+        numbers = rng.standard_normal((40, 4)).astype(np.float32)
+        batch = feature_batch(numbers[:, 1:], np.zeros(40, np.int32), numbers[:, 0])
+        (root / name).mkdir()
+        pq.write_table(pa.Table.from_batches([batch]), root / name / "a.parquet")
+    request = Request(
+        input=str(root / "train"),
+        eval_input=str(root / "eval"),
+        output=str(root / "shards"),
+        num_workers=2,
+    )
+    shard(spark.sparkContext, request, RoundRobin(), PhaseLog(quiet=True))
+    return root / "shards"
+
+
+@pytest.mark.parametrize(("model", "workers"), only([("linear", 2)], [("logistic", 1), ("linear", 2)]))
+def test_a_study_of_shards_without_classes_to_compare(
+    sets: dict[int, Path], spark: Any, tmp_path: Path, model: str, workers: int
+) -> None:
+    """One worker has all rows of every class, and rows with real targets may be of one class."""
+    ready = copy_of(sets[1], tmp_path / "one") if workers == 1 else make_set_of_targets(spark, tmp_path)
+    write_report(open_committed(Store(), str(ready)), lambda name, data: (ready / name).write_bytes(data))
+    plan = Path(write_plan(tmp_path, ready, seeds=1))
+    text = plan.read_text().replace("workers = 3", f"workers = {workers}").replace("logistic", model)
+    plan.write_text(text.replace(f'[shardings.two]\nshards = "{ready}"\n', ""))
+    study = tmp_path / "study"
+    assert main([str(plan), "--output", str(study), "--quiet"]) == 0
+    [record] = lines(study).values()
+    assert record["final_loss"] > 0
+    assert not {"chi_square", "class_counts"} & record["sharding"].keys()
+    assert "Evenness of the shards" in (study / "report.html").read_text()
 
 
 @pytest.mark.full

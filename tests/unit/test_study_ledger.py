@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipeline.core.errors import DataError, UsageError
+from pipeline.core.shardset.contract import Manifest
 from tests.support.made_up_study import make_plan, make_records, normal
+from tests.unit.test_quality import commit, make_images, measured
 from trainer.study.check import RESULTS
 from trainer.study.plan.study_plan import Run, StudyPlan
 from trainer.study.run.ledger import Contents, StudyLedger, dumps, environments, parse, run_of
 from trainer.study.run.runner import batches
-from trainer.study.run.sets import SetKey
+from trainer.study.run.sets import SetKey, facts_of
 
 DRAW = normal({"random": 0.01, "stratified": 0.01})
 
@@ -127,6 +130,26 @@ def test_a_run_on_real_targets_has_no_accuracy(tmp_path: Path) -> None:
     filled(tmp_path / "l", 2, **nothing, curve=curve)
     for record in StudyLedger(tmp_path / "l").records.values():
         assert (record["final_accuracy"], record["failed"], record["curve"]) == (None, None, curve)
+
+
+@pytest.mark.parametrize(
+    ("workers", "classes", "missing"),
+    [(1, 4, {"mmd_ratio", "mean_ratio", "chi_square"}), (2, 1, {"chi_square"}), (2, 4, set())],
+)
+def test_facts_about_classes_need_several_shards_and_classes(
+    tmp_path: Path, workers: int, classes: int, missing: set[str]
+) -> None:
+    """One shard has nothing to be compared with, and one class is equally frequent everywhere."""
+    images, labels = make_images(40)
+    manifest = commit(tmp_path, images, labels % classes, np.arange(40) % workers, workers)
+    quality = measured(tmp_path, manifest).to_dict()
+    facts = facts_of(Manifest.from_json(manifest), json.loads(json.dumps(quality)))
+    assert (quality["classes"] is None) == ("chi_square" in missing)
+    assert {name for name in ("mmd_ratio", "mean_ratio", "chi_square") if facts.get(name) is None} == missing
+    of_classes = {"chi_square", "cramers_v", "class_counts", "shard_counts"}
+    assert of_classes & facts.keys() == (set() if "chi_square" in missing else of_classes)
+    [record] = make_records(make_plan(("random",), seeds=1), lambda _: 0.5, sharding=facts)
+    assert parse(dumps(record))["sharding"] == facts
 
 
 def test_two_hosts_ledgers_become_one(tmp_path: Path) -> None:

@@ -553,6 +553,25 @@ def test_a_report_of_real_targets_compares_losses(tmp_path: Path) -> None:
     assert member.comparisons["final_loss"]
 
 
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("mmd_ratio", [1.5, None])
+def test_shards_without_classes_have_no_figures_of_them(tmp_path: Path, mmd_ratio: float | None) -> None:
+    """Shards of one class, or of real targets; a single shard has no distance either."""
+    plan = make_plan(seeds=6)
+    records = make_records(plan, normal({"random": 0.01, "stratified": 0.01}))
+    for record in records:
+        record["sharding"] |= {"mmd_ratio": mmd_ratio, "mean_ratio": mmd_ratio}
+        for name in ("chi_square", "cramers_v", "class_counts", "shard_counts"):
+            del record["sharding"][name]
+    report_of(plan, tmp_path, records)
+    analysis = analyse(plan, records)
+    (table,) = (table for table in tables(analysis) if table.caption.startswith("Evenness of the shards"))
+    assert table.rows[0][1:4] == ("-" if mmd_ratio is None else "1.5", "-", "-")
+    (setting,) = analysis.settings
+    assert (figures.class_counts(setting), figures.shard_counts(setting, "random")) == (None, None)
+    assert (figures.quality(setting) is None) == (mmd_ratio is None)
+
+
 def test_a_report_of_no_run_says_so(tmp_path: Path) -> None:
     text = report_of(make_plan(WAYS), tmp_path, [])
     assert "No result yet" in text

@@ -191,7 +191,7 @@ def identity_of(shards: Shards) -> dict[str, Any]:
 def facts_of(manifest: Manifest, quality: dict[str, Any] | None) -> dict[str, Any]:
     """Return the facts about a set that the ledger keeps: evenness by every measure, sizes, and the seconds to make it.
 
-    quality: the set's quality.json, None if it has none."""
+    quality: the set's quality.json, None if it has none. Without classes to compare the facts about them are missing."""
     near = manifest.neighbourhoods or []
     rows = [worker.rows for worker in manifest.workers]
     facts: dict[str, Any] = {
@@ -204,6 +204,8 @@ def facts_of(manifest: Manifest, quality: dict[str, Any] | None) -> dict[str, An
     }
     if quality:
         facts |= {"mmd_ratio": quality["mmd_ratio"], "mean_ratio": quality["mean_ratio"]}
+    # Null for one shard and for one class, which rows with real targets may have.
+    if quality and quality["classes"]:
         facts |= {"chi_square": quality["classes"]["statistic"], "cramers_v": quality["classes"]["cramers_v"]}
         # Quantiles instead of the table, which would make the ledger's lines long.
         table = np.array(quality["class_table"])
