@@ -334,6 +334,25 @@ def test_sparse_neighbourhoods_have_a_mean_size() -> None:
     assert table.rows[0][1:] == ("3.0 (3 to 3)", "2.0", "6, 6, 4")
 
 
+def test_the_accuracy_of_each_run_is_beside_its_sparse_groups() -> None:
+    """Show a run that diverged, and a seed that only one way of sharding has."""
+    names = ("distribution_aware-k30", "distribution_aware-k20")
+    plan = make_plan(("random", *names), seeds=3, datasets={"cifar10": {"input": "nowhere"}})
+    records = make_records(
+        plan, lambda run: None if run.cell.sharding == names[0] and run.seed == 1 else 0.9 + run.seed / 100
+    )
+    records = [record for record in records if record["run"].split("/")[1] != names[1] or record["seeds"]["model"] != 2]
+    for record in records:
+        record["sharding"]["sparse"] = 5 + record["seeds"]["model"]
+    table = next(table for table in tables(analyse(plan, records)) if table.caption.startswith("Accuracy of each run"))
+    assert table.header == ("seed", *names)
+    assert table.rows == [
+        ("0", "5: 0.9000", "5: 0.9000"),
+        ("1", "6: -", "6: 0.9100"),
+        ("2", "7: 0.9200", "-"),
+    ]
+
+
 @pytest.mark.parametrize(("dataset", "times"), [("cifar10-16x16", 1), ("cifar100-coarse", 0)])
 def test_sparse_neighbourhoods_are_published_of_one_data_set(dataset: str, times: int) -> None:
     name = "distribution_aware-k30"

@@ -146,7 +146,10 @@ def _fraction_words(analysis: Analysis, setting: StudySetting) -> str:
     if search.smallest is None:
         return f"No {question} is shown, of {list_in_words([f'{fraction:g}' for fraction in search.fractions])}{rest}."
     time = f"with {search.time_ratio:.2f} of the training time of {base} (median over equal seeds)"
-    return f"The smallest {question} is {search.smallest:g}, {time}{rest}."
+    return (
+        f"The smallest {question} is {search.smallest:g}, {time}{rest}. The time is of the seeds that chose the fraction, so"
+        " other seeds may give another fraction and time."
+    )
 
 
 def _set_words(analysis: Analysis, setting: StudySetting, member: ComparisonSide) -> str:

@@ -13,6 +13,7 @@ from trainer.study.analysis.sides import PRIMARY, ComparisonSide
 from trainer.study.analysis.statistics import Comparison, f_interval
 from trainer.study.report.table import Table, difference_in_points, ends_in_words, fixed, short
 from trainer.study.report.words import POINTS, number, p_value
+from trainer.study.run.ledger import run_of
 
 RUNNING = "running_train_accuracy"
 OURS = ("runs", "mean", "sd", "sd of random / sd", "95 % (F)", "loss")
@@ -45,7 +46,7 @@ def _sharding_tables(analysis: Analysis, setting: StudySetting) -> list[Table]:
     tables = [Table(f"Beside the published figures ({printed.title}; ResNet-56): {setting.name}", header, rows)]
     tables += _published_training(analysis, setting, printed)
     if any(name in printed.sparse for name in setting.members):
-        tables.append(_sparse_neighbourhoods(setting, printed))
+        tables += [_sparse_neighbourhoods(setting, printed), _runs_by_sparse_neighbourhoods(setting, printed)]
     return tables
 
 
@@ -163,8 +164,8 @@ def _sparse_neighbourhoods(setting: StudySetting, printed: PublishedTable) -> Ta
     et al. 2021).
 
     A neighbourhood is sparse if it has at most as many rows as there are workers. One row per way of sharding that the
-    paper has: mean and range over its runs here, the mean size, then the three published runs. The paper also prints the
-    mean size and the accuracy of each run, which are not known here."""
+    paper has: mean and range over its runs here, the mean size, then the three published runs. The mean sizes and the
+    accuracies that the paper also prints are not known here."""
     rows = []
     for name in filter(setting.members.__contains__, printed.sparse):
         facts = [record["sharding"] for record in setting.members[name].records]
@@ -174,3 +175,18 @@ def _sparse_neighbourhoods(setting: StudySetting, printed: PublishedTable) -> Ta
         rows.append((name, ours, size, ", ".join(map(str, printed.sparse[name]))))
     header = ("sharding", "sparse neighbourhoods, mean and range", "rows of one, mean", "published, three runs")
     return Table(f"Sparse neighbourhoods (Table III): {setting.name}", header, rows)
+
+
+def _runs_by_sparse_neighbourhoods(setting: StudySetting, printed: PublishedTable) -> Table:
+    """Return the table of each run's number of sparse neighbourhoods beside its accuracy, as in table III.
+
+    One row per seed, and one column per way of sharding that the paper has."""
+    names = [name for name in setting.members if name in printed.sparse]
+    cells: dict[int, dict[str, str]] = {}
+    for name in names:
+        for record in setting.members[name].records:
+            accuracy = "-" if record[PRIMARY] is None else fixed(record[PRIMARY])
+            cells.setdefault(run_of(record).seed, {})[name] = f"{record['sharding']['sparse']}: {accuracy}"
+    rows = [(str(seed), *(by_name.get(name, "-") for name in names)) for seed, by_name in sorted(cells.items())]
+    caption = f"Accuracy of each run after its number of sparse neighbourhoods (Table III): {setting.name}"
+    return Table(caption, ("seed", *names), rows)
