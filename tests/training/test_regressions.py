@@ -26,6 +26,7 @@ from trainer.benchmark import arithmetic
 from trainer.data.loading import load_worker
 from trainer.data.opening import open_shards
 from trainer.sampling.bernoulli import bernoulli
+from trainer.simulate import main as simulate
 
 ROWS, FEATURES, WORKERS, SEED = 403, 6, 3, 5  # rows that three workers cannot share evenly
 TOLERANCE, RATE, DECAY = 1e-3, 1.0, 0.01
@@ -67,13 +68,18 @@ Train = Callable[..., RunFolder]
 
 @pytest.fixture
 def train(problem: Problem, tmp_path: Path) -> Train:
-    """A run to its end, as MLlib would do it."""
+    """A run to its end, as MLlib would do it: on real processes, or in virtual time, which is faster."""
     number = itertools.count()
 
-    def run(*flags: object) -> RunFolder:
+    def run(*flags: object, virtual: bool = False) -> RunFolder:
         common = ("--servers", 1, "--sampling", "bernoulli", "--recipe", "inverse-sqrt", "--momentum", 0)
         quiet = ("--threads", 1, "--no-report", "--no-epoch-checkpoints", "--quiet", "--no-intercept")
-        return train_here(problem.shards, tmp_path / f"run-{next(number)}", *common, *quiet, *flags)
+        output = tmp_path / f"run-{next(number)}"
+        if not virtual:
+            return train_here(problem.shards, output, *common, *quiet, *flags)
+        places = ("--shards", problem.shards, "--output", output)
+        assert simulate([str(flag) for flag in (*places, *common, *quiet, *flags)]) == 0
+        return RunFolder(output)
 
     return run
 
@@ -97,25 +103,26 @@ def iterations(problem: Problem, fit: Callable[[Problem], Any]) -> tuple[int, Ve
     return sum(any("treeAggregate at GradientDescent" in n for n in each) for each in names), model.weights.toArray()
 
 
-def mllib_logistic(problem: Problem) -> Any:
+def mllib_logistic(problem: Problem, steps: int = 2000, tolerance: float = TOLERANCE) -> Any:
     points = problem.points(real=False)
     return LogisticRegressionWithSGD.train(
-        points, 2000, RATE, 1.0, regParam=DECAY, regType="l2", convergenceTol=TOLERANCE
+        points, steps, RATE, 1.0, regParam=DECAY, regType="l2", convergenceTol=tolerance
     )
 
 
-def mllib_linear(problem: Problem) -> Any:
+def mllib_linear(problem: Problem, steps: int = 2000, tolerance: float = TOLERANCE) -> Any:
     points = problem.points(real=True)
-    return LinearRegressionWithSGD.train(points, 2000, LEAST_RATE, 1.0, regParam=0.0, convergenceTol=TOLERANCE)
+    return LinearRegressionWithSGD.train(points, steps, LEAST_RATE, 1.0, regParam=0.0, convergenceTol=tolerance)
 
 
 FITS = [(LOGISTIC, mllib_logistic), (LINEAR, mllib_linear)]
 
 
-@pytest.mark.parametrize(("flags", "fit"), only([], FITS))
+@pytest.mark.parametrize(("flags", "fit"), only([(LINEAR, mllib_linear)], FITS))
 def test_gradient_descent_has_mllibs_iterations_and_weights(
-    problem: Problem, train: Train, flags: tuple[object, ...], fit: Callable[[Problem], Any]
+    problem: Problem, train: Train, flags: tuple[object, ...], fit: Callable[..., Any]
 ) -> None:
+    """At the end, and on the way there, so that equal ends are not only those of the same optimum."""
     count, weights = iterations(problem, fit)
     run = train(*flags, "--protocol", "bsp", "--batch-size", ROWS, "--steps", 2000, "--tolerance", TOLERANCE)
     result = run.result()
@@ -126,6 +133,10 @@ def test_gradient_descent_has_mllibs_iterations_and_weights(
     assert (sorted(loaded), sum(loaded.values())) == ([0, 1, 2], ROWS)
     [ended] = run.events("converged")
     assert result["seconds"] == pytest.approx(ended["seconds"], abs=0.05)  # of training, loading not among them
+    for steps in (1, 2, 5, count // 2):
+        early = train(*flags, "--protocol", "bsp", "--batch-size", ROWS, "--steps", steps, virtual=True)
+        expected = fit(problem, steps, tolerance=0.0).weights.toArray()
+        np.testing.assert_allclose(early.vector(), expected, rtol=0, atol=1e-6, err_msg=f"{steps} steps")
 
 
 @pytest.mark.parametrize("flags", [LOGISTIC, LINEAR])

@@ -58,8 +58,12 @@ class Experiment(Spec):
 
     Raises UsageError for a value out of range, and for a number of generated rows beside a real file."""
 
-    higgs: str | None = option(None, "file HIGGS.csv to read, instead of generated rows", metavar="URI")
-    year: str | None = option(None, "file YearPredictionMSD.txt to read, instead of generated rows", metavar="URI")
+    higgs: str | None = option(
+        None, "file HIGGS.csv, all rows of which are read instead of generated rows", metavar="URI"
+    )
+    year: str | None = option(
+        None, "file YearPredictionMSD.txt, all rows of which are read instead of generated rows", metavar="URI"
+    )
     higgs_rows: int | None = option(
         HIGGS_ROWS,
         "generated rows that resemble HIGGS",
