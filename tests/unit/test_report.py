@@ -22,7 +22,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.reporting.plots import style
 from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import ShardSet
-from pipeline.core.shardset.parts import Input, Neighbourhood
+from pipeline.core.shardset.parts import Generation, Input, Labels, Neighbourhood, Repeats, Stream
 from pipeline.quality import figures, report
 from pipeline.quality.measure import measure
 from pipeline.quality.verdict import verdict
@@ -112,6 +112,35 @@ def test_the_facts_are_those_a_person_asks_for(tmp_path: Path) -> None:
     assert "923,067,657" in text
     for machinery in ("part-00000", "_model", "0fbc", "5f9a", "asked"):
         assert machinery not in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_growing_set_with_ratios_and_names_shows_them(tmp_path: Path) -> None:
+    """Render the sections that only some sets have, and those of the same set without labels."""
+    shards = shard_set(tmp_path, committed(tmp_path))
+    quality = measure(shards)
+    batch = Generation(
+        rows=12, copies=1, total=240, fingerprint="", mean=[], buckets=4, batch=7, source="", quarantined=2, seconds=0.5,
+        version=3,
+    )  # fmt: skip
+    names = Labels(num_classes=4, class_names=[f"name {number}" for number in range(101)])
+    manifest = replace(
+        shards.manifest,
+        ratios=[1, 2, 1, 1],
+        repeats=Repeats(rows=5, evaluation=6),
+        generations=[batch] * 21,
+        stream=Stream(state_bytes=64),
+        labels=names,
+    )
+    text = Page(report.render(manifest, *quality)).text
+    assert "The rows arrived in 21 batches. The counters of the 4 buckets take 64 Bytes, 16 bytes each." in text
+    assert "Shown are the last 20 generations." in text
+    assert "in the ratios 1:2:1:1" in text
+    assert "5 training rows, 6 evaluation rows" in text
+    assert "99 name 99, …" in text
+    assert "(name " in text, "the class of an image in a sparse neighbourhood"
+    unlabelled = Labels(columns=[], num_classes=1)
+    assert "none: the rows have no labels" in Page(report.render(replace(manifest, labels=unlabelled), *quality)).text
 
 
 def test_the_report_opens_offline_and_runs_no_script(page: Page) -> None:

@@ -29,7 +29,7 @@ from jinja2 import TemplateNotFound
 
 from pipeline.core import console, extras
 from pipeline.core.errors import DataError, UsageError
-from pipeline.core.reporting.plots import canvas, style
+from pipeline.core.reporting.plots import MANY, canvas, style
 from tests.support.made_up_run import MadeUpRun, eventful_run
 from tests.support.tiers import only
 from tests.unit.test_report import HOSTILE, Page
@@ -374,6 +374,40 @@ def test_weak_classes_and_neighbourhoods_are_in_a_table(tmp_path: Path) -> None:
     assert (table["21"], table["2"]) == (["50", "58.00%"], ["50", "96.00%"])
     assert "2 neighbourhoods of higher accuracy are left out." in text
     assert "classes of higher accuracy" not in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_mixtures_own_models_and_many_incidents_have_sections(tmp_path: Path) -> None:
+    """Render the sections that only some runs have; the second shares come after the end, so nothing is drawn by them."""
+    run = MadeUpRun(num_workers=2, epochs=2)
+    start = run.events[0]
+    start["plan"] |= asdict(plan(Config(Data("shards"), RunSpec("out", epochs=2)), RunFacts(2, 600, 1000, 0), cores=4))
+    start["plan"] |= {"worker_batches": [10, 10]}
+    start["config"]["data"] |= {"shards": "one\nother", "mix": "0.75,0.25;9000:0.5,0.5"}
+    run.train(2)
+    for epoch in (1, 2):
+        run.log("consensus", epoch=epoch, seconds=run.seconds, distance=0.5, sent_bytes=3_000_000, replicas=2)
+    for _ in range(MANY + 1):
+        run.log("warning", message="a disk is slow")
+    counts = {
+        "class_rows": [4, 4],
+        "class_correct": [3, 4],
+        "confusion": [[3, 1], [0, 4]],
+        "class_names": ["cat", "dog"],
+    }
+    evaluation = {"event": "eval", "version": run.version, "epoch": 2.0, "seconds": run.seconds, "accuracy": 0.875}
+    run.events.append(evaluation | counts | {"loss": 1.0})
+    run.finish()
+    text = write_report(run.save(tmp_path)).read_text(encoding="utf-8")
+    page = Page(text)
+    assert rows_of(text)["one"] == ["9,000", "50.00%", "0", "-"]
+    assert "75.00%" in page.text
+    assert "Distance of the models" in page.text
+    assert "are 0.5 from their mean" in page.text
+    assert f"Table of {MANY + 1} incidents" in page.text
+    assert "2 epochs, " in page.text, "the plan in words"
+    assert any(alt.startswith("Share of the rows of each class") for alt in page.alts())
+    assert any(alt.startswith("Distance of the models") for alt in page.alts())
 
 
 @pytest.mark.parametrize("axis", ["seconds", "epoch"])
