@@ -207,6 +207,13 @@ def ranges(start: int, stop: int, pieces: int) -> list[tuple[int, int]]:
     return [(low, high) for low, high in pairwise(cuts) if low < high]
 
 
+def list_input(store: Store, uri: str, read_options: ReadOptions) -> list[FileInfo]:
+    """Return the data files of an input, or the folders of images if its format reads folders. See ``input_files``."""
+    format = read_options.format
+    folders = format is not None and FORMATS[format].reads_folders
+    return input_files(store, uri, read_options.evaluation, folders=folders)
+
+
 def discover(
     store: Store,
     uri: str,
@@ -235,7 +242,7 @@ def discover(
     format = read_options.format
     if format is not None and format not in FORMATS:
         raise UsageError(f"--format {format}: choose one of {', '.join(FORMATS)}")
-    entries = input_files(store, uri, evaluation, folders=format is not None and FORMATS[format].reads_folders)
+    entries = list_input(store, uri, read_options)
     name = format or recognise(store, entries, read_options.shape)
     kind: Format = FORMATS[name]
     if (read_options.image_column or read_options.label_column) and not kind.names_columns:

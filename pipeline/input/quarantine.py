@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from pipeline.core.errors import DataError
 from pipeline.core.json_values import parse_object
@@ -32,8 +33,15 @@ def clear_drafts(store: Store, output: str, batch: int) -> None:
             store.delete(entry.path)
 
 
-def write_quarantine(store: Store, path: str, lines: Iterable[dict[str, object]]) -> bytes:
-    """Replace the lines of a quarantine file, or delete the file if there are none, and return its earlier content.
+class QuarantineChange(NamedTuple):
+    """The content of a quarantine file before and after it was written; b"" for no file."""
+
+    before: bytes
+    after: bytes
+
+
+def write_quarantine(store: Store, path: str, lines: Iterable[dict[str, object]]) -> QuarantineChange:
+    """Replace the lines of a quarantine file, or delete the file if there are none.
 
     Lines of an earlier try of the batch are dropped, because its files may have been mended or deleted since. Lines
     with a value are kept, because the topic may have deleted their messages. Raises DataError if the existing file
@@ -51,17 +59,20 @@ def write_quarantine(store: Store, path: str, lines: Iterable[dict[str, object]]
             raise DataError(
                 f"{path} is damaged: {error}; move it away, as it may hold messages that exist no more"
             ) from None
+    change = QuarantineChange(content, "".join(f"{text}\n" for text in texts).encode())
     if texts:
-        store.replace(path, "".join(f"{text}\n" for text in texts).encode())
+        store.replace(path, change.after)
     elif exists:
         store.delete(path)
-    return content
+    return change
 
 
-def restore_quarantine(store: Store, path: str, content: bytes) -> None:
-    """Undo ``write_quarantine``. content: its result."""
-    if content:
-        store.replace(path, content)
+def restore_quarantine(store: Store, path: str, change: QuarantineChange) -> None:
+    """Undo a change of a quarantine file, unless another run has changed it since."""
+    if (store.read(path) if store.exists(path) else b"") != change.after:
+        return
+    if change.before:
+        store.replace(path, change.before)
     else:
         store.delete(path)
 

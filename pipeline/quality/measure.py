@@ -42,7 +42,9 @@ from pipeline.quality.metrics import (
 SAMPLE_ROWS = 3000
 MOST_COUNTED = 1 << 22  # limit of counts by worker; by file, four times as many: 32 and 128 MB on the driver
 SPARSE_IMAGES = 24
-MOST_CLASS_SUMS = 1 << 13  # limit of sums by file and class, of 8 kB each: 64 MB on the driver
+MOST_CLASS_SUMS = (
+    1 << 13
+)  # limit of sums by file and class, of 8 kB each: 64 MB on the driver, and as much again by worker
 MOST_LABELS = 1 << 16  # of coarse labels, whose number the manifest does not have
 
 

@@ -39,7 +39,7 @@ from pipeline.runs.steps.current import define_goal, keep_committed, scan_unless
 from pipeline.runs.steps.inputs import check_num_workers, discover_inputs
 from pipeline.runs.steps.place import PlacedRows
 from pipeline.runs.steps.run import ShardingResult, ShardingRun, open_run
-from pipeline.runs.steps.write import copy_models, write_rows
+from pipeline.runs.steps.write import check_models, copy_models, write_rows
 from pipeline.spark.images import run_on
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.source import ScannedInput
@@ -101,6 +101,7 @@ def materialize(
     scans = scan_unless_current(run, goal)
     if scans is None:
         return keep_committed(run, goal)
+    check_models(run.store, stored_models(table.made_by))
     # Whatever fails from here on, the end of the attempt deletes its files.
     with Attempt(run.store, run.request.output) as attempt:
         if table.made_by:

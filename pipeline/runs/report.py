@@ -14,6 +14,7 @@ from pyspark import SparkContext
 
 from pipeline.core.errors import JobError
 from pipeline.core.shardset.manifest import ShardSet, read_committed
+from pipeline.core.storage.retries import with_retries
 from pipeline.quality.metrics import Quality
 
 logger = logging.getLogger(__name__)
@@ -65,16 +66,25 @@ def replace_below(shards: ShardSet, path: str, data: bytes) -> None:
         try:
             _refuse_unless_committed(shards)  # also a set that was committed since the check above
         except JobError:
-            store.delete(target)
+            if store.exists(target) and store.read(target) == data:  # not the other set's, which may be there by now
+                store.delete(target)
             raise
         return
 
 
 def _refuse_unless_committed(shards: ShardSet) -> None:
     """Raise JobError if a set is no longer the committed one of its folder."""
-    committed = read_committed(shards.store, shards.uri)
-    if committed is None or committed.manifest != shards.manifest:
-        raise JobError(f"{shards.uri} was committed anew while it was measured; run sharding report {shards.uri} again")
+    committed = with_retries(read_committed)(shards.store, shards.uri)
+    if committed is not None and committed.manifest == shards.manifest:
+        return
+    if shards.manifest.stream is not None:
+        raise JobError(
+            f"a stream appended to {shards.uri} while it was measured; stop it, and run sharding report again"
+        )
+    raise JobError(
+        f"{shards.uri} holds another set, or none, since it was measured; if it has no report, run sharding report"
+        f" {shards.uri}"
+    )
 
 
 def run_in_few(context: SparkContext, fn: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:

@@ -29,7 +29,7 @@ from pipeline.runs.steps.current import define_goal, keep_committed, scan_unless
 from pipeline.runs.steps.inputs import Inputs, check_num_workers
 from pipeline.runs.steps.place import fitting_context
 from pipeline.runs.steps.run import ShardingResult, ShardingRun, open_run
-from pipeline.runs.steps.write import copy_models, write_rows
+from pipeline.runs.steps.write import check_models, copy_models, write_rows
 from pipeline.spark.images import Images, run_on
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.source import ScannedInput
@@ -60,6 +60,7 @@ def reshard(context: SparkContext, request: Request, progress: PhaseLog) -> Shar
     scans = scan_unless_current(run, goal)
     if scans is None:
         return keep_committed(run, goal)
+    check_models(run.store, stored_models(shards))
     # Whatever fails from here on, the end of the attempt deletes its files.
     with Attempt(run.store, run.request.output) as attempt:
         refuse_other_rows(shards, scans.source)

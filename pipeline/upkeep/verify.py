@@ -32,7 +32,7 @@ def verify(shards: ShardSet, *, deep: bool, checked: Collection[str] = ()) -> di
 
 
 def verify_newest(shards: ShardSet, *, deep: bool) -> tuple[ShardSet, list[str]]:
-    """Verify a set that others may replace or append to meanwhile, and return its newest version and its damage.
+    """Verify a set that others may replace or append to meanwhile, and return the version that was read last and its damage.
 
     A commit deletes files of the version before. Their loss is no damage, but then the new files must be read too."""
     damage: dict[str, str] = {}
@@ -66,7 +66,9 @@ def main(argv: Sequence[str]) -> None:
             # A stream cannot make its committed rows again.
             is_stream = shards.manifest.stream is not None
             advice = "restore them from a copy" if is_stream else "repeat the job with --overwrite"
-            raise DataError(f"{shards.uri}: {len(damage):,} of {len(shards.paths()):,} files are damaged; {advice}")
+            are_unreadable = any("cannot be read" in line for line in damage)
+            state = "are damaged or unreadable; if the store is well," if are_unreadable else "are damaged;"
+            raise DataError(f"{shards.uri}: {len(damage):,} of {len(shards.paths()):,} files {state} {advice}")
         if args.deep:
             print(f"{shards.uri}: intact, every byte of {files:,} files is as committed")
         else:

@@ -26,7 +26,7 @@ SECTIONS = {
     "state.json": (RUNS, "checkpoints"),
     "evaluated": (RUNS, "checkpoints"),
     "followed": (RUNS, "followed"),
-    "comparison.json": (RUNS, "Virtual time: comparison.json"),
+    "comparison.json": (RUNS, "comparison.json"),
     "ledger.jsonl": (RUNS, "Studies: ledger.jsonl"),
     "plan.json": (RUNS, "plan.json"),
 }

@@ -148,7 +148,7 @@ def test_a_preparation_has_the_tries_and_pauses_of_a_role(tmp_path: Path, monkey
 
     monkeypatch.setattr("trainer.launch.run._prepared", fail)
     with pytest.raises(JobError, match=r"prepare failed 5 times in a row, last: killed by SIGKILL; see .*prepare\.log"):
-        prepare(context, Folders.from_home(tmp_path), computes=True, write=False)
+        prepare(context, Folders.from_home(tmp_path), computes=True, home=None, write=False)
     assert pauses == [pause_s(failures) for failures in (1, 2, 3, 4)]
 
 

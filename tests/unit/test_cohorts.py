@@ -831,10 +831,10 @@ def test_each_of_other_workers_has_as_many_rows_as_it_gives(shards: str) -> None
     later = Cohort(6, 24, version=1, accepted=1, clock=1, ends=(1, 1, 1))
     changed = replace(config, cohorts=Cohorts((Cohort(3, 24), later)))
     receiver, sender = Pipe(duplex=False)
-    prepare(config, "", None, False, sender)
+    prepare(config, "", None, False, False, sender)
     assert receiver.poll(), "the shards have 25 rows each"
     with pytest.raises(UsageError, match="--gossip 25 exceeds the 19 rows of a worker"):
-        prepare(changed, "", None, False, sender)
+        prepare(changed, "", None, False, False, sender)
 
 
 def test_a_resume_with_other_workers_names_the_cause(shards: str, tmp_path: Path) -> None:

@@ -537,7 +537,7 @@ def test_a_report_whose_draft_was_swept_is_written_again(tmp_path: Path) -> None
     replace_below(shards, "report.html", b"page")
     assert (tmp_path / "report.html").read_bytes() == b"page"
     late = replace(shards, store=SweptStore(before=[lambda: commit(STORE, tmp_path, "b", 1)]))
-    with pytest.raises(JobError, match="was committed anew while it was measured; run sharding report"):
+    with pytest.raises(JobError, match="holds another set, or none, since it was measured; if it has no report, run"):
         replace_below(late, "report.html", b"of a")
     assert not (tmp_path / "report.html").exists()
 
@@ -550,7 +550,7 @@ def test_a_late_report_leaves_no_file_of_an_older_set(tmp_path: Path) -> None:
         Store.write_new(store, uri, data)
 
     late = replace(open_committed(STORE, str(tmp_path)), store=LateStore(late=[overtaken]))
-    with pytest.raises(JobError, match="was committed anew"):
+    with pytest.raises(JobError, match="holds another set"):
         replace_below(late, "quality.json", b"of a")
     assert not (tmp_path / "quality.json").exists()
 
@@ -560,7 +560,7 @@ def test_a_late_report_keeps_that_of_the_newer_set(tmp_path: Path) -> None:
     shards = open_committed(STORE, str(tmp_path))
     commit(STORE, tmp_path, "b", 1)
     replace_below(open_committed(STORE, str(tmp_path)), "quality.json", b"of b")
-    with pytest.raises(JobError, match="was committed anew"):
+    with pytest.raises(JobError, match="holds another set"):
         replace_below(shards, "quality.json", b"of a, measured until b was committed")
     assert (tmp_path / "quality.json").read_bytes() == b"of b"
 

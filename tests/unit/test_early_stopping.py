@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import DataError, UsageError
 from tests.support.configs import change, make_config
 from tests.support.references import RUNS, undocumented_below, unlisted
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
@@ -19,6 +19,7 @@ from trainer import Options, Result
 from trainer.checkpoints.decisions import StopDecision, read_stop, stop_of, write_decision
 from trainer.checkpoints.read import read_state, whole
 from trainer.checkpoints.state import folder_of
+from trainer.checkpoints.write import write_state
 from trainer.coordination.cohorts import Cohort, Cohorts
 from trainer.coordination.early_stopping import last_improvement, stops_now
 from trainer.home.place import listing
@@ -196,6 +197,9 @@ def test_a_longer_run_stops_where_the_shorter_one_ended(shards: Path, tmp_path: 
     assert whole_run.early_stop
     short = stopped(shards, tmp_path / "run", epochs=whole_run.early_stop["epoch"], **values)
     assert short.early_stop is None
+    (short.output / "result.json").unlink()  # as if killed before it was written
+    again = stopped(shards, tmp_path / "run", RESUME, epochs=whole_run.early_stop["epoch"], **values)
+    assert again.updates == short.updates
     longer = stopped(shards, tmp_path / "run", RESUME, **values)
     assert longer.early_stop == whole_run.early_stop
     assert final(longer).tobytes() == final(whole_run).tobytes()
@@ -323,12 +327,25 @@ def test_a_decision_before_other_workers_is_void(shards: Path, tmp_path: Path) -
         assert stop_of(root, replace(config, cohorts=Cohorts((*config.cohorts.entries, next_workers)))) is None
 
 
+def test_a_refused_resume_leaves_the_result(shards: Path, tmp_path: Path) -> None:
+    """The model of the program has another size than that of the checkpoint."""
+    done = run(shards, tmp_path / "run", epochs=1)
+    root = tmp_path / "run" / "checkpoints"
+    state = read_state(root, whole(root)[-1])
+    write_state(folder_of(root, state.version), replace(state, num_buffers=state.num_buffers + 8))
+    before = {name: (done.output / name).read_bytes() for name in ("result.json", "config.json")}
+    with pytest.raises(
+        DataError, match=r"the model or the version of the program has changed; choose another --output"
+    ):
+        run(shards, tmp_path / "run", RESUME, epochs=2)
+    assert {name: (done.output / name).read_bytes() for name in before} == before
+
+
 @pytest.mark.parametrize(
     ("values", "line"),
     [
         ({"min_delta": 0.1}, "--min-delta 0.1 is for early stopping: give --patience EPOCHS, or leave it out"),
         ({"patience": 2, "epoch_checkpoints": False}, "--patience 2 evaluates every epoch"),
-        ({"patience": 2, "evaluation_mode": "paper"}, "--patience 2 reads the loss of predictions"),
         ({"patience": 0}, "--patience"),
     ],
 )
@@ -343,3 +360,5 @@ def test_early_stopping_needs_evaluation_rows(tmp_path: Path) -> None:
     bare = write_shards(tmp_path / "set", [rows_of(20, 2), rows_of(20, 3, 2000)], None)
     with pytest.raises(UsageError, match="--patience 2 reads the loss on evaluation rows, which the shard set lacks"):
         run(bare, tmp_path / "run", epochs=2, patience=2)
+    with pytest.raises(UsageError, match=r"--patience 2 reads the loss of predictions, .*: leave it out, or give no"):
+        run(bare, tmp_path / "run", epochs=2, patience=2, evaluation_mode="paper")

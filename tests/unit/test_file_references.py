@@ -74,7 +74,7 @@ def test_every_key_of_a_comparison_is_documented() -> None:
         (RunState, RUNS, "checkpoints", set()),
         (EvaluationMark, RUNS, "checkpoints", set()),
         (Stretch, RUNS, "followed", set()),
-        (Measurements, RUNS, "Virtual time: comparison.json", {"seconds", "evaluated_s"}),
+        (Measurements, RUNS, "comparison.json", {"seconds", "evaluated_s"}),
     ],
 )
 def test_every_field_of_a_written_class_is_documented(kind: Any, document: str, heading: str, hidden: set[str]) -> None:

@@ -95,7 +95,9 @@ def test_shares_of_a_strategy_switch_are_as_named(name: str) -> None:
             shares.add(alpha)
         assert case.simulated is not None
         machines = (plan.workers_of(cell), case.simulated.to_json()["profile"])
-        assert machines == {"c1": (5, "homogeneous"), "c2": (9, "mixed")}[cell.variant]
+        cluster, _, end = cell.variant.partition("-")
+        assert machines == {"c1": (5, "homogeneous"), "c2": (9, "mixed")}[cluster]
+        assert case.config.run.stop == (end or "global")
     assert None in shares
     assert len(shares) > 3
 

@@ -88,7 +88,7 @@ def test_an_unreachable_store_is_not_told_as_damage(unreadable: ShardSet, monkey
         raise ConnectionError("the store does not answer")
 
     monkeypatch.setattr(Store, "info", fail)
-    with pytest.raises(OSError, match=r"arrays\.npz cannot be read: .*Input/output error"):
+    with pytest.raises(OSError, match=r"arrays\.npz cannot be read: the store does not answer"):
         damage.all_damage(unreadable, serial)
 
 

@@ -42,7 +42,7 @@ def test_a_process_of_a_set_that_was_replaced_ends(
     starts: dict[str, Callable[[], object]] = {
         "worker": partial(worker.main, config, facts, 1, ["ipc://@none"], Secret("token"), 1, 0, folders),
         "evaluator": partial(evaluator.main, config, folders, facts.shards),
-        "prepare": partial(prepare.main, config, facts.shards, None, False, Pipe()[1]),
+        "prepare": partial(prepare.main, config, facts.shards, None, False, False, Pipe()[1]),
         "part": RunContext.from_config(config, digest=facts.shards).opened,
     }
     with pytest.raises(DataError, match="was replaced by another set while this run used it"):

@@ -40,7 +40,8 @@ class RunState:
         ends_stage: whether that stage has ended with it. A rule that reads evaluations decides later, and is not in it.
         gossip: state of trainer.gossip.rounds.
         stragglers: state of trainer.coordination.stragglers.
-        converged_steps: steps per worker of the run that the tolerance ended with this checkpoint; None if it did not.
+        converged_steps: planned steps per worker of the run when the tolerance ended it with this checkpoint, so that a
+            longer run trains on; None if it did not.
     """
 
     version: int

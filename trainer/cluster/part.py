@@ -190,7 +190,7 @@ class _Host:
         check_limit(self.part.roles, self.config.processes.servers, facts.num_workers)
         # ``check`` only read the folder. Now that all parts are here, the first checkpoint may be written.
         if self.part.leads:
-            prepare(context, work.folders, computes=True, write=True)
+            prepare(context, work.folders, computes=True, home=work.folders.home, write=True)
         reads = host_reads(self.config, facts, context.shards, self.part.roles)
         leads, index = self.part.leads, self.part.index
         try:

@@ -245,11 +245,6 @@ class Config:
             raise UsageError(
                 "--alpha auto evaluates every epoch: leave out --no-epoch-checkpoints, or give --alpha SHARE"
             )
-        if self.exchange.switches_by_rule and not self.exchange.held_out_share and self.run.evaluation_mode == "paper":
-            raise UsageError(
-                "--alpha auto reads the loss of predictions, which --evaluation-mode paper does not measure: leave it out,"
-                " or give --switch-on holdout or --alpha SHARE"
-            )
         if self.exchange.held_out_share:
             self._check_holdout()
         if self.exchange.stages() and self.protocol != ASP():

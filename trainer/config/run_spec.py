@@ -85,9 +85,3 @@ class RunSpec(Spec):
             raise UsageError(
                 f"--patience {self.patience} evaluates every epoch: leave out --no-epoch-checkpoints, or --patience"
             )
-        # Its loss changes with the crops and the dropout of each evaluation, so that an improvement may be chance.
-        if self.patience is not None and self.evaluation_mode == "paper":
-            raise UsageError(
-                f"--patience {self.patience} reads the loss of predictions, which --evaluation-mode paper does not measure:"
-                " leave out one of them"
-            )

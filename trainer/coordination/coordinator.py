@@ -406,10 +406,10 @@ class Coordinator:
         """Return the progress for the checkpoint that this order writes, or None for no checkpoint.
 
         boundary: the number of the epoch that the order completes, or None."""
-        # The last checkpoint of the run or of a stage is tried again until it is whole.
-        if self.has_ended_stage and boundary is None and self._snapshots.is_wanted:
-            boundary = self.budget.whole_epochs
         is_last = self.finished or self.has_ended_stage
+        # The last checkpoint of the run or of a stage is tried again until it is whole, and an ended run writes it anew.
+        if is_last and boundary is None and self._snapshots.is_wanted:
+            boundary = self.budget.whole_epochs
         if not self._snapshots.take_due(self.version, ends_epoch=boundary is not None, is_last=is_last):
             return None
         position = self.budget.position

@@ -251,12 +251,15 @@ def _validation_rows(
         keys += numbers * num_groups
     places = np.flatnonzero(numbers % divisor == population.worker % divisor)
     counts = np.bincount(keys, minlength=(portions or 1) * num_groups)
-    parts = np.bincount(keys[places], minlength=len(counts)) / np.maximum(counts, 1)
+    # Each portion is measured by one worker. The view of one number takes no memory in each of many virtual workers.
+    parts = np.broadcast_to(np.float32(1), counts.shape)
+    if not portions:
+        parts = (np.bincount(keys[places], minlength=len(counts)) / np.maximum(counts, 1)).astype(np.float32)
     rows_of_groups = counts.reshape(-1, num_groups)
     # A group without evaluation rows keeps the first value of its first entry.
     rows_of_groups[0, rows_of_groups.sum(axis=0) == 0] = 1
     shares = (rows_of_groups / rows_of_groups.sum(axis=0)).astype(np.float32)
-    return ValidationRows(rows.view(places), keys[places], subtracted_mean(shards), parts.astype(np.float32), shares)
+    return ValidationRows(rows.view(places), keys[places], subtracted_mean(shards), parts, shares)
 
 
 def population_of(

@@ -17,23 +17,23 @@ def open_pinned(data: Data, *, digest: str = "") -> Shards:
 
     Its ``mean`` is the one that the run subtracts. Raises as ``open_shards`` and ``pin_generation``, and DataError if
     the set has another digest than ``digest``, which is that of the running run; "" for any."""
-    shards = open_mixture(data.shards.split(SEPARATOR)) if data.mix else open_shards(data.shards)
     try:
+        shards = open_mixture(data.shards.split(SEPARATOR)) if data.mix else open_shards(data.shards)
         shards = pin_generation(shards, data.generation)
     except UsageError:
-        # The set of the run has this generation.
+        # The set of the run has this generation, and the sets of its mixture have the same workers and classes.
         if digest:
-            raise _replaced(shards) from None
+            raise _replaced(data.shards) from None
         raise
     # A process that is started again must not read other rows than the others.
     if digest and shards.digest != digest:
-        raise _replaced(shards)
+        raise _replaced(shards.uri)
     return replace(shards, normalise=data.normalise)
 
 
-def _replaced(shards: Shards) -> DataError:
+def _replaced(uri: str) -> DataError:
     return DataError(
-        f"{shards.uri} was replaced by another set while this run used it: restore the set, or start anew with --overwrite"
+        f"{uri} was replaced by another set while this run used it: restore the set, or start anew with --overwrite"
     )
 
 

@@ -60,7 +60,8 @@ def run(
     """
     config = context.config
     leads = LEADER in roles
-    facts = prepare(context, work.folders, computes=options.computes, write=leads)
+    home = work.folders.home if leads else None
+    facts = prepare(context, work.folders, computes=options.computes, home=home, write=leads)
     servers = config.processes.servers
     if options.addresses:
         check_addresses(options.addresses, servers)
@@ -129,10 +130,12 @@ def check(context: RunContext, options: Options) -> RunFacts:
     home = context.home
     with TemporaryDirectory(prefix="trainer-") as scratch:
         work = home if isinstance(home, Path) else Path(scratch)
-        return prepare(context, Folders(home, work), computes=options.computes, write=False)
+        # A run that is to be deleted need not fit.
+        saved_home = None if options.overwrite else home
+        return prepare(context, Folders(home, work), computes=options.computes, home=saved_home, write=False)
 
 
-def prepare(context: RunContext, folders: Folders, *, computes: bool, write: bool) -> RunFacts:
+def prepare(context: RunContext, folders: Folders, *, computes: bool, home: Place | None, write: bool) -> RunFacts:
     """Return the facts of a run, determined in a separate process.
 
     If that process is killed or hangs, it is restarted as often and after the same pauses as a role.
@@ -141,19 +144,19 @@ def prepare(context: RunContext, folders: Folders, *, computes: bool, write: boo
         context: the run.
         folders: the run's folders on this host.
         computes: whether workers or the evaluator run here.
-        write: whether to write a first checkpoint if there is none.
+        home: the run's folder, whose newest checkpoint must fit; None to leave it alone.
+        write: whether to write a first checkpoint there if there is none.
     Raises:
         UsageError, DataError: the run cannot be trained; no log is left.
         JobError: the process failed, or too often.
     """
     log = folders.work / LOGS / "prepare.log"
-    home = folders.home if write else None
     log.parent.mkdir(parents=True, exist_ok=True)
     restarts = Restarts()
     limit = context.config.processes.max_restarts
     while True:
         try:
-            facts = _prepared(context, log, home, computes)
+            facts = _prepared(context, log, home, write=write, computes=computes)
         except ProcessKilledError as error:
             failures = restarts.failed("prepare", 0)
             if failures > limit:
@@ -170,21 +173,21 @@ def prepare(context: RunContext, folders: Folders, *, computes: bool, write: boo
             return facts
 
 
-def _prepared(context: RunContext, log: Path, home: Place | None, computes: bool) -> RunFacts:
+def _prepared(context: RunContext, log: Path, home: Place | None, *, write: bool, computes: bool) -> RunFacts:
     """Run one preparing process and return its reply.
 
     Raises ProcessKilledError if it was killed, otherwise the error with which it ended.
 
-    context: the run; home, computes: see trainer.lifecycle.prepare.main; log: file of its output, which is emptied
+    context: the run; home, write, computes: see trainer.lifecycle.prepare.main; log: file of its output, which is emptied
     before."""
     config = context.config
-    # Opened first: a set that is replaced from here on is refused.
-    digest = context.shards.digest
     log.write_text("")  # an earlier attempt's error must not be taken for this one's
+    # Opened before the process starts: a set that is replaced from here on is refused.
+    digest = context.shards.digest
     own_end, child_end = start_method().Pipe(duplex=False)
     with own_end:
         with child_end:
-            child = Child("prepare", log, "trainer.lifecycle.prepare", config, digest, home, computes, child_end)
+            child = Child("prepare", log, "trainer.lifecycle.prepare", config, digest, home, write, computes, child_end)
         try:
             while not own_end.poll(POLL_S):
                 if child.hangs(config.heartbeat_timeout_s):

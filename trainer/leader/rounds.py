@@ -1,11 +1,11 @@
 """The leader of an exchange without servers: decides which workers take part, and keeps the run's log and checkpoints.
 
 Workers exchange among themselves and report completed rounds. The leader passes their reports to a coordinator of the
-exchange's protocol, so that log, epochs and checkpoints are as in a run with servers. It passes on a round only once all
-members have completed it, so that no worker can be lost with a model that the log already has. When a worker is lost or
-started again, all workers leave their view. Once all have asked to join the next one, they begin with the model of the
-highest version. If no worker has a model, or a snapshot that must be written is lost, they begin with the newest
-checkpoint."""
+exchange's protocol, so that log, epochs and checkpoints are as in a run with servers. Within a view it passes on a round
+only once all members have completed it, so that no worker can be lost with a model that the log alone has. When a worker is
+lost or started again, all workers leave their view. Once all have asked to join the next one, they begin with the model of
+the highest version, whose rounds are passed on then. If no worker has a model, if the one with this model is lost before
+the others have copied it, or if a snapshot that must be written is lost, they begin with the newest checkpoint."""
 
 from __future__ import annotations
 

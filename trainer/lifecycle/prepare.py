@@ -39,15 +39,16 @@ from trainer.sampling.base import TableSampler
 from trainer.transport.bodies.json_object import pack_json
 
 
-def main(config: Config, digest: str, home: Place | None, computes: bool, answer: Connection) -> None:
-    """Send the facts of the run as JSON, and write a first checkpoint if the home has none.
+def main(config: Config, digest: str, home: Place | None, write: bool, computes: bool, answer: Connection) -> None:
+    """Send the facts of the run as JSON, check its newest checkpoint, and write a first one if there is none.
 
     Runs in its own process, so that the supervisor loads neither torch nor a model. Raises UsageError and DataError.
 
     Args:
         config: the run.
         digest: of its shard set.
-        home: the run's folder, None to write no checkpoint.
+        home: the run's folder; None to leave checkpoints alone.
+        write: whether to prepare the checkpoints for a start; otherwise they are only checked.
         computes: whether this host has workers or the evaluator.
         answer: the connection to which the facts are sent.
     """
@@ -64,8 +65,10 @@ def main(config: Config, digest: str, home: Place | None, computes: bool, answer
     ratios = shards.ratios_of(num_workers)
     about = (shards.digest, fingerprint, ratios, not network.targets)
     facts = RunFacts(*sizes, *about, *loss_table_of(config, shards, flat))
-    if home:
+    if home and write:
         ensure_checkpoint(config, facts, flat.read(), home)
+    elif home and (state := newest_state(home / CHECKPOINTS)):
+        _check_checkpoint(config, facts, home / CHECKPOINTS, state)
     answer.send_bytes(pack_json(facts.to_json()))
 
 
@@ -110,9 +113,19 @@ def check_normalisation(config: Config, network: NetworkAndTask, shards: Shards,
 
 
 def check_evaluation(config: Config, shards: Shards) -> None:
-    """Raise UsageError if a rule decides about a switch or the end by evaluation rows, and the set has none."""
+    """Raise UsageError if a rule decides about a switch or the end by losses of evaluation rows that are not measured."""
     exchange = config.exchange
-    if exchange.switches_by_rule and not exchange.held_out_share and not shards.eval_files():
+    reads_losses = exchange.switches_by_rule and not exchange.held_out_share
+    # Not in the configuration, because earlier versions have trained such runs. Crops and dropout change this loss.
+    if config.run.evaluation_mode == "paper" and (reads_losses or config.run.patience is not None):
+        flag, instead = "--alpha auto", "--switch-on holdout or --alpha SHARE"
+        if not reads_losses:
+            flag, instead = f"--patience {config.run.patience}", "no --patience"
+        raise UsageError(
+            f"{flag} reads the loss of predictions, which --evaluation-mode paper does not measure: leave it out, or give"
+            f" {instead}"
+        )
+    if reads_losses and not shards.eval_files():
         raise UsageError(
             "--alpha auto reads the loss on evaluation rows, which the shard set lacks: give its job --eval-input, or"
             " give --switch-on holdout or --alpha SHARE"
@@ -178,12 +191,14 @@ def _check_identity(config: Config, root: Place, state: RunState) -> None:
         )
 
 
-def _check_size(facts: RunFacts, root: Place, state: RunState) -> None:
-    """Raise DataError for a checkpoint of another number of values, as after a change of a model of the user's own."""
-    if state.total != facts.elements:
+def check_size(elements: int, root: Place, state: RunState) -> None:
+    """Raise DataError for a checkpoint of another number of values, as after a change of a model of the user's own.
+
+    elements: number of values of the run."""
+    if state.total != elements:
         raise DataError(
             f"{folder_of(root, state.version)} has {state.total} values of parameters, statistics and loss tables, and this"
-            f" run has {facts.elements}: the model or the version of the program has changed; choose another --output, or"
+            f" run has {elements}: the model or the version of the program has changed; choose another --output, or"
             " --overwrite"
         )
 
@@ -199,6 +214,13 @@ def _check_links(config: Config, facts: RunFacts, root: Place, state: RunState) 
             f"--topology {exchange.topology} has other links than at the start of this run: restore them, or start with"
             " --overwrite"
         )
+
+
+def _check_checkpoint(config: Config, facts: RunFacts, root: Place, state: RunState) -> None:
+    """Raise DataError or UsageError for a checkpoint from which a run cannot continue."""
+    _check_identity(config, root, state)
+    check_size(facts.elements, root, state)
+    _check_links(config, facts, root, state)
 
 
 def _can_decide(config: Config, facts: RunFacts, state: RunState) -> bool:
@@ -222,9 +244,7 @@ def ensure_checkpoint(config: Config, facts: RunFacts, values: Any, home: Place)
     root = home / CHECKPOINTS
     state = newest_state(root, verify=True)
     if state:
-        _check_identity(config, root, state)
-        _check_size(facts, root, state)
-        _check_links(config, facts, root, state)
+        _check_checkpoint(config, facts, root, state)
         # Neighbours never write again the checkpoint with which they begin. That of a spent run must therefore stay final.
         is_spent = state.version >= config.steps_per_worker(facts.rows) and isinstance(
             config.exchange, NeighbourExchange

@@ -86,7 +86,7 @@ class RunMetrics:
     def begin(self, config: Config, facts: RunFacts, stage: int = 0) -> None:
         """Set the identity of the run that starts, or continues with other workers.
 
-        stage: number of the stage in which it continues, which logs the beginning of later stages only."""
+        stage: number of the stage in which it continues; the log will name only the stages that begin later."""
         self._about = {
             "output": CREDENTIALS.sub(f"{HIDDEN}@", config.run.output),
             "model": config.model.name,

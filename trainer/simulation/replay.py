@@ -106,11 +106,18 @@ def replay(run: Place, *, quiet: bool = True) -> ReplayResult:
 
 
 def main(run: Place, *, quiet: bool = False) -> int:
-    """Replay a run, print the result and return 0. Raises JobError if the parameters differ."""
+    """Replay a run, print the result and return 0. Raises JobError if the parameters differ, DataError for other numbers of
+    them."""
     result = replay(run, quiet=quiet)
     if result.is_equal:
         print(f"{run}: {result.pushes:,} gradients in {result.version:,} updates, the same parameters bit for bit")
         return 0
+    # A run of an earlier version may have a loss table of another size.
+    if len(result.replayed) != len(result.logged):
+        raise DataError(
+            f"{run}: the checkpoint of version {result.version} has {len(result.logged):,} values, the model of this program"
+            f" {len(result.replayed):,}; replay it with the version that trained it"
+        )
     gap = float(np.max(np.abs(result.replayed - result.logged)))
     raise JobError(
         f"{run}: at version {result.version} the replayed parameters differ from the run's by {gap:.3g} at most"

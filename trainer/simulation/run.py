@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pipeline.core.errors import DivergenceError, JobError, UsageError
 from pipeline.core.shardset.ratios import Ratios
-from trainer.checkpoints.read import unevaluated
+from trainer.checkpoints.read import newest_state, unevaluated
 from trainer.checkpoints.write import mark_evaluated
 from trainer.config import CHANNEL, CROP_FLIP, Config, RunFacts
 from trainer.context import RunContext
@@ -24,9 +24,10 @@ from trainer.leader.next_stage import find_continuation
 from trainer.leader.peer_checkpoints import describe_memory
 from trainer.lifecycle.ends import conclude, log_start
 from trainer.lifecycle.interruption import RunInterruptedError, interruptible
-from trainer.lifecycle.prepare import check_network, ensure_checkpoint
+from trainer.lifecycle.prepare import check_network, check_size, ensure_checkpoint
 from trainer.lifecycle.row_storage import RowReads, row_storage
 from trainer.models.devices import pick_device
+from trainer.models.flat_vector import FlatModel
 from trainer.models.own import describe_error
 from trainer.options import Options
 from trainer.plan import check_shares, describe, plan
@@ -83,7 +84,7 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
     def check(record: RunRecord, saved: SavedRun) -> RunRecord:
         confirm(context, look(saved))
         if simulated.compute == "real":  # toy computations have no model to check
-            _check(context, num_workers)
+            _check(context, num_workers, None if options.overwrite else output / CHECKPOINTS)
         return record
 
     # Locks the folder, and decides whether the run is new, resumes or has ended already.
@@ -128,13 +129,18 @@ def _with_saved_workers(simulated: SimulationSettings, context: RunContext, save
     return replace(simulated, workers=context.config.cohorts.present.workers or saved.record.simulated.get("workers"))
 
 
-def _check(context: RunContext, num_workers: int) -> None:
-    """Raise UsageError for a configuration that no worker could compute."""
+def _check(context: RunContext, num_workers: int, root: Path | None) -> None:
+    """Raise UsageError for a configuration that no worker could compute, DataError for a checkpoint of another size.
+
+    root: folder of checkpoints; None if they are to be deleted."""
     config = context.config
     shards = context.shards
     pick_device(config.processes.device, 0)
     network = build_network(config, shards)
     check_network(config, network, shards, num_workers)
+    flat = FlatModel(network.model)
+    if root and (state := newest_state(root)):
+        check_size(flat.num_parameters + flat.num_buffers, root, state)
 
 
 def check_rows(config: Config, compute: str) -> None:

@@ -9,8 +9,8 @@ from pipeline.core.errors import JobError, UsageError
 from pipeline.core.shardset.manifest import open_committed
 from pipeline.core.storage.store import Store
 from pipeline.input.committed import committed_dataset
-from pipeline.input.dataset import Dataset, discover, listing_digest, serial
-from pipeline.input.files import check_apart, input_files
+from pipeline.input.dataset import Dataset, discover, list_input, listing_digest, serial
+from pipeline.input.files import check_apart
 from pipeline.input.read_options import ReadOptions
 from trainer.home.enclosing import enclosing_set
 from trainer.home.place import place_of
@@ -31,8 +31,12 @@ def open_rows(store: Store, options: TableOptions) -> Dataset:
         dataset: Dataset = committed_dataset(open_committed(store, options.shards))
         return dataset
     assert options.input is not None, "checked by TableOptions"
-    # Labels are left out, so that rows need none.
-    read_options = ReadOptions(
+    return discover(store, store.resolve(options.input), run=serial, read_options=_read_options(options))
+
+
+def _read_options(options: TableOptions) -> ReadOptions:
+    """Return how the rows of --input are read: without labels, so that they need none."""
+    return ReadOptions(
         options.format,
         options.image_shape,
         unlabelled=True,
@@ -40,7 +44,6 @@ def open_rows(store: Store, options: TableOptions) -> Dataset:
         resize=options.resize,
         image_column=options.image_column,
     )
-    return discover(store, store.resolve(options.input), run=serial, read_options=read_options)
 
 
 def refuse_change(store: Store, options: TableOptions, dataset: Dataset, table: TableFile) -> None:
@@ -50,7 +53,7 @@ def refuse_change(store: Store, options: TableOptions, dataset: Dataset, table: 
     if options.input is None:
         return
     # Most inputs are compared without opening a file. A folder of images, or files without rows, are surveyed again.
-    entries = input_files(store, store.resolve(options.input), evaluation=False)
+    entries = list_input(store, store.resolve(options.input), _read_options(options))
     before = dataset.listing()
     if listing_digest(entries) != before and open_rows(store, options).listing() != before:
         table.clear()

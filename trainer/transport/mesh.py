@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 UNREACHABLE_S = 30.0  # without a connection, after which another worker counts as unreachable
 # Connections to another worker's process that broke, without a complete round in between.
 MANY_LOSSES = 3  # after which the worker logs a warning
-MOST_LOSSES = 20  # after which it ends
+MOST_LOSSES = 5  # after which it ends, and is started again as often as --max-restarts allows
 MARK = 4  # floats with the mark of a vector: two 64-bit numbers
 
 
@@ -191,7 +191,7 @@ class Mesh:
         return has_lost | any([watch.has_broken() for _, _, watch in self._sockets.values()])
 
     def note_round(self) -> None:
-        """Note that a round is complete, so that the connections have carried all that they must."""
+        """Note that this worker has completed a round: connections that broke before no longer count."""
         for _, _, watch in self._sockets.values():
             watch.losses = 0
         self._warned = set()

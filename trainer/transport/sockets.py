@@ -168,7 +168,7 @@ class Watch:
     Attributes:
         down_since: since when there is no connection (monotonic seconds), as of the last ``has_broken``; None if there is
             one.
-        losses: the number of connections that broke after their handshake.
+        losses: the number of connections that broke after their handshake, since the owner last set it to 0.
     """
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.core.json_values import parse_object
 from pipeline.core.npz import from_bytes
@@ -15,6 +15,7 @@ from pipeline.core.storage.retries import is_transient, with_retries
 from pipeline.core.storage.store import Store
 
 READ_BYTES = 8 << 20
+T = TypeVar("T")
 Run = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 
 
@@ -39,7 +40,7 @@ def damage_of(store: Store, uri: str, file: ShardFile) -> str | None:
     """Read a whole file and return a line about its damage, or None."""
     path = f"{uri}/{file.path}"
     try:
-        digest, size = with_retries(_digest_and_size)(store, path)
+        digest, size = _read_twice(_digest_and_size, store, path)
     except FileNotFoundError:
         return f"{path} is missing"
     except OSError as error:
@@ -48,6 +49,19 @@ def damage_of(store: Store, uri: str, file: ShardFile) -> str | None:
     if size != file.bytes:
         return f"{path} has {size} bytes, not {file.bytes}"
     return None if digest == file.sha256 else f"{path} has other content than was committed"
+
+
+def _read_twice(read: Callable[[Store, str], T], store: Store, path: str) -> T:
+    """Return what ``read`` returns of a file; after a transient error it is tried again as soon as the store answers.
+
+    Not more often, because of thousands of files whose HDFS blocks are lost each would wait a minute. Raises OSError."""
+    try:
+        return read(store, path)
+    except OSError as error:
+        if not is_transient(error):
+            raise
+    with_retries(store.info)(path)
+    return read(store, path)
 
 
 def _read_error(store: Store, path: str, error: OSError) -> str:
@@ -68,7 +82,7 @@ def model_damage(store: Store, uri: str, name: str) -> str | None:
     Arrays and metadata are checked; other files, of models that Spark writes itself, must only exist."""
     path = f"{uri}/{name}"
     try:
-        data = with_retries(store.read)(path)
+        data = _read_twice(Store.read, store, path)
         # The manifest has no digests of these files: an .npz file has checksums of its arrays, metadata must be JSON.
         if path.endswith(".npz"):
             from_bytes(data)

@@ -125,13 +125,13 @@ def commit(
     # Before the commit, so that no committed set lacks its list. If the run is killed in between, its list stands beside
     # the old set until it is run again.
     list_path = path_of(run.request.output, 0)
-    old_list = write_quarantine(run.store, list_path, lines_of(written_set.inputs.bad_records))
+    change = write_quarantine(run.store, list_path, lines_of(written_set.inputs.bad_records))
     try:
         committed = publish(attempt, manifest, written_set.moves() + models, before=goal.before, supersedes=supersedes)
     except BaseException:
         # The set that stays gets its own list back. Not if the store does not tell which set that is.
         with suppress(OSError, DataError):
             if goal.before and read_committed(run.store, run.request.output) == goal.before:
-                restore_quarantine(run.store, list_path, old_list)
+                restore_quarantine(run.store, list_path, change)
         raise
     return ShardingResult(committed, fresh=committed.manifest.generation.endswith(attempt.id))

@@ -227,6 +227,13 @@ def save_models(context: SparkContext, store: Store, models: dict[str, Any], sta
     return moves
 
 
+def check_models(store: Store, models: tuple[tuple[str, str], ...]) -> None:
+    """Raise DataError if a saved model of another set is missing: ``copy_models`` finds that after all other work."""
+    for source, _ in models:
+        if not store.exists(source):
+            raise DataError(f"{source} is missing; the set is damaged")
+
+
 def copy_models(store: Store, models: tuple[tuple[str, str], ...], staging: str) -> list[Move]:
     """Copy saved models from another set and return the files to move. Raises DataError if one is missing."""
     moves = []

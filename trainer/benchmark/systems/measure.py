@@ -140,7 +140,7 @@ def measure(execution: Execution, run: PlannedRun, setup: Setup | Exception) -> 
     # The weights were needed for the objective only, and would make every line of the records long.
     figures = {name: value for name, value in asdict(measurement).items() if name != "weights"}
     if execution.executors:
-        figures["cpu"] = None  # the meter sees only the driver's host, and the executors compute
+        figures["cpu"] = None  # the meter sees the driver's host alone, and executors may be elsewhere
     gap = None if loss is None or setup.least is None else loss - setup.least
     return run.record(measurement=figures, loss=loss, gap=gap)
 

@@ -115,7 +115,8 @@ class AllReduceClient:
         self._writing: set[tuple[int, int]] = set()  # (generation, version) of the checkpoints that are being written
         self._has_reported_end = False
         self._view = 0  # number of the view of the present turn
-        self._reported_at = self._watched_at = self._heard_at = 0.0
+        self._reported_at = self._new_at = self._watched_at = self._heard_at = 0.0
+        self._reported_round = (0, 0)  # view and number of completed rounds of the last report
 
     # --- the interface of the worker's loop ---------------------------------------------------------------------------
 
@@ -217,11 +218,18 @@ class AllReduceClient:
         self.link.send(message, introduction, rounds)
 
     def _report(self, now: float) -> None:
-        """Report completed rounds to server 0, every REPORT_S seconds and at once at the end."""
+        """Report completed rounds to server 0: new ones every REPORT_S seconds, and at once at the end, others to repeat it.
+
+        A repetition does not delay the report of a new round, of which server 0 needs the reports of all workers."""
         replica = self.replica
-        is_due = now - self._reported_at >= REPORT_S or (replica.phase is Phase.TRAINED and not self._has_reported_end)
+        round_now = (replica.number, replica.reached)
+        is_new = round_now != self._reported_round
+        is_due = now - (self._new_at if is_new else self._reported_at) >= (REPORT_S if is_new else RESEND_S)
+        is_due |= replica.phase is Phase.TRAINED and not self._has_reported_end
         if is_due and (report := replica.report()):
             self._reported_at = now
+            self._new_at = now if is_new else self._new_at
+            self._reported_round = round_now
             self._has_reported_end = replica.phase is Phase.TRAINED
             self.link.send(report[0], b"", report[1])
 
