@@ -401,7 +401,7 @@ def test_a_longer_run_switches_where_the_shorter_one_ended(tmp_path: Path, shard
     longer = by_rule(shards, tmp_path / "run", replace(QUIET, resume=True), recipe="constant")
     assert longer.stages == whole_run.stages
     assert final(longer).tobytes() == final(whole_run).tobytes()
-    losses, expected_losses = ([(event.epoch, event.loss) for event in evaluated(run)] for run in (longer, whole_run))
+    losses, expected_losses = ({event.epoch: event.loss for event in evaluated(run)} for run in (longer, whole_run))
     assert losses == expected_losses
 
 
