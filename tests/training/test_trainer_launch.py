@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from pipeline.core.errors import JobError
+from pipeline.core.errors import DataError, JobError
 from tests.support.configs import make_config
 from tests.support.slow_model import SLOW
 from tests.support.trainer_runs import End, Training, helper, train_here, until
@@ -143,13 +143,21 @@ def test_a_preparation_has_the_tries_and_pauses_of_a_role(tmp_path: Path, monkey
     pauses: list[float] = []
     monkeypatch.setattr("trainer.launch.run.time.sleep", pauses.append)
 
-    def fail(*arguments: object) -> NoReturn:
+    def fail(*arguments: object, **options: object) -> NoReturn:
         raise ProcessKilledError("killed by SIGKILL")
 
     monkeypatch.setattr("trainer.launch.run._prepared", fail)
     with pytest.raises(JobError, match=r"prepare failed 5 times in a row, last: killed by SIGKILL; see .*prepare\.log"):
         prepare(context, Folders.from_home(tmp_path), computes=True, home=None, write=False)
     assert pauses == [pause_s(failures) for failures in (1, 2, 3, 4)]
+
+
+def test_a_set_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    """A part of a run on a cluster opens its set for the first time here."""
+    context = RunContext.from_config(make_config(tmp_path / "none", output=str(tmp_path / "run")), digest="0123")
+    with pytest.raises(DataError, match=r"none has no manifest\.json: no shards were ever committed there"):
+        prepare(context, Folders.from_home(tmp_path / "run"), computes=True, home=None, write=False)
+    assert not list((tmp_path / "run").iterdir())
 
 
 @pytest.mark.full

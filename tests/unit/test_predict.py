@@ -237,13 +237,15 @@ def test_an_unchanged_input_is_not_surveyed_again(
         return discover(store, uri, **options)
 
     monkeypatch.setattr(rows, "discover", counted)
-    for path, format in ((source, "cifar10-binary"), (folder.parent, None)):
+    noted = Path(shutil.copytree(folder.parent, tmp_path / "noted"))
+    (noted / "notes.txt").write_text("allowed with --format image-folder")
+    for path, format in ((source, "cifar10-binary"), (folder.parent, None), (noted, "image-folder")):
         options = PredictOptions(
             run="run", output=str(tmp_path / "table"), input=str(path), format=format, image_shape=SHAPE
         )
         dataset = rows.open_rows(Store(), options)
         rows.refuse_change(Store(), options, dataset, TableFile(Store(), options.output, "", b""))
-    assert calls == [str(source), *[str(folder.parent)] * 2]
+    assert calls == [str(source), *[str(folder.parent)] * 2, *[str(noted)] * 2]
 
 
 class Killed(Exception):
