@@ -35,7 +35,7 @@ def from_bytes(data: bytes) -> Arrays:
             if any(member.compress_type != ZIP_STORED for member in members):
                 raise ValueError("it is compressed")
             if sum(member.file_size for member in members) > len(data):
-                raise ValueError("it holds more bytes than it has")
+                raise ValueError("its arrays claim more bytes than the file has")
             return {member.filename.removesuffix(".npy"): read_array(archive.read(member)) for member in members}
     except ValueError:
         raise

@@ -256,8 +256,8 @@ def _refuse_other(target: Path, expected: dict[str, object]) -> bool:
     except (OSError, ValueError):
         raise UsageError(f"--to {target} contains other files; choose a folder that does not exist yet") from None
     if record != expected:
-        differing = next(key for key in expected if record.get(key) != expected[key])
-        values = f"{differing} {record.get(differing)}, not {expected[differing]}"
+        differing = next(key for key in expected | record if record.get(key) != expected.get(key))
+        values = f"{differing} {record.get(differing)}, not {expected.get(differing)}"
         raise UsageError(f"{target} was derived with {values}; choose another folder, or delete it")
     # The record is written last, but a user may have deleted files since.
     missing = next(

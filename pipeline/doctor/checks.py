@@ -21,7 +21,7 @@ class Check(NamedTuple):
         name: the subject of the check, such as "open files".
         level: ok, warning or FAILED.
         text: the result.
-        advice: the next step; empty if the level is ok.
+        advice: the next step; empty if the level is ok, or if the text names it.
     """
 
     name: str

@@ -50,7 +50,10 @@ def agreement(context: SparkContext, shards: ShardSet, reference: ShardSet) -> S
     if not left or not right or not near:
         return None
     if len(left) != len(right):
-        raise DataError(f"{shards.uri} and {reference.uri} are cut in other ways; make one again with --overwrite")
+        raise DataError(
+            f"{shards.uri} and {reference.uri} divide the ids into {len(left)} and {len(right)} files; make one again with"
+            " --overwrite"
+        )
     slices = max(1, min(len(left), context.defaultParallelism))
     sides = [((shards.uri, one), (reference.uri, other)) for one, other in zip(left, right, strict=True)]
     parts = context.parallelize(sides, slices).flatMap(partial(cells_of_chunk, shards.store, near, slices))

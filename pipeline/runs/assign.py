@@ -20,6 +20,7 @@ from pipeline.core.errors import DataError, UsageError
 from pipeline.core.specs import find
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.store import Store
+from pipeline.core.storage.uri import spark_path
 from pipeline.input.dataset import Dataset
 from pipeline.input.read_options import ReadOptions
 from pipeline.output.assignment import SCHEMA, lines_of
@@ -154,7 +155,7 @@ def _write_as_parquet(data: DataFrame, folder: str, image_column: str) -> str:
     if (kind := dict(data.dtypes)["id"]) not in ("bigint", "int", "smallint", "tinyint"):
         raise UsageError(f"the column id is of {kind}, not of whole numbers")
     path = f"{folder}/input"
-    data.write.parquet(path if "://" in path else f"file://{path}")
+    data.write.parquet(spark_path(path))
     return path
 
 

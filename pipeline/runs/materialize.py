@@ -55,9 +55,6 @@ class Tables(Strategy):
     summary: ClassVar[str] = "the assignment of a table of (id, worker)"
     table: str = option("", "digest of the table's files")
 
-    def uses_seed(self) -> bool:
-        return False
-
     def fit(self, context: Context) -> FitResult:
         raise AssertionError("rows are placed by the table")
 

@@ -155,7 +155,7 @@ def _check_arguments(context: SparkContext) -> None:
     for argument in sys.argv[1:]:
         if "??" in argument or "\ufffd" in argument:
             raise UsageError(
-                f"{argument!r} has lost letters: Java reads the command line as {encoding}; set LC_ALL=C.UTF-8 (or"
+                f"{argument!r} may have lost letters: Java reads the command line as {encoding}; set LC_ALL=C.UTF-8 (or"
                 " another UTF-8 locale) before spark-submit"
             )
 

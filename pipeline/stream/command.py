@@ -19,7 +19,7 @@ from pipeline.core.shardset.manifest import ShardSet, read_committed
 from pipeline.core.specs import AdvancedHelp, add_flags, from_flags
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.store import Store
-from pipeline.core.storage.uri import is_remote
+from pipeline.core.storage.uri import spark_path
 from pipeline.doctor import beforehand
 from pipeline.input.files import check_apart
 from pipeline.runs import flags as cli
@@ -289,7 +289,7 @@ def checkpoint_of(store: Store, folder: str | None, output: str, source: str | N
         check_apart(store, place, source, "--checkpoint")
     if place == output:
         raise UsageError(f"--checkpoint {place} is the set itself; choose a folder of its own")
-    return place if is_remote(place) else f"file://{place}"
+    return spark_path(place)
 
 
 def report_totals(args: argparse.Namespace, run: GenerationRun, tally: StreamTotals, shards: ShardSet | None) -> int:

@@ -89,7 +89,7 @@ def test_letters_that_java_cannot_read_are_told(tmp_path: Path) -> None:
     output = tmp_path / "\u00e9t\u00e9"
     flags = ("--input", tmp_path / "in", "--output", output, "--workers", 2, "--no-report")
     done = spark_submit(ROOT / "jobs" / "baseline.py", *flags, master="local[1]", env={"LC_ALL": "C"})
-    assert_one_line(Ended(done.returncode, done.stdout, done.stderr), 2, "has lost letters", "LC_ALL=C.UTF-8")
+    assert_one_line(Ended(done.returncode, done.stdout, done.stderr), 2, "may have lost letters", "LC_ALL=C.UTF-8")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
     done = spark_submit(ROOT / "jobs" / "baseline.py", *flags, master="local[1]", env={"LC_ALL": "C.UTF-8"})
     assert done.returncode == 0, done.stdout + done.stderr

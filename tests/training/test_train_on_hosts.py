@@ -354,6 +354,24 @@ def test_hosts_that_cannot_be_are_refused(shards: Path, tmp_path: Path, flags: t
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("token", "said"),
+    [(b"short", "holds 5 characters"), (bytes(range(128, 160)), "cannot be read as text"), (None, "No such file")],
+)
+def test_a_wrong_token_leaves_the_old_run(shards: Path, tmp_path: Path, token: bytes | None, said: str) -> None:
+    output = tmp_path / "run"
+    output.mkdir()
+    before = {"config.json": b"of the old run", "result.json": b"{}"}
+    for name, content in before.items():
+        (output / name).write_bytes(content)
+    if token:
+        (tmp_path / "token").write_bytes(token)
+    where = ("--roles", "server:0", "--addresses", "tcp://127.0.0.1:1", "--token-file", str(tmp_path / "token"))
+    with pytest.raises(UsageError, match=said):
+        main(["--shards", str(shards), "--output", str(output), "--steps", "1", "--overwrite", *where])
+    assert {path.name: path.read_bytes() for path in output.iterdir()} == before
+
+
 def test_a_finished_run_starts_no_host(shards: Path, tmp_path: Path) -> None:
     flags = (*COMMON, "--protocol", "bsp", "--steps", 5, "--quiet")
     done = train_here(shards, tmp_path / "run", *flags)

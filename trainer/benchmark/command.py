@@ -14,7 +14,7 @@ from pipeline.core.reporting.tables import table
 from pipeline.core.specs import AdvancedHelp
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.store import Store
-from pipeline.core.storage.uri import split_uri
+from pipeline.core.storage.uri import is_remote, split_uri
 from pipeline.spark.package import TRAINER
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import ship_package, spark_context
@@ -65,16 +65,15 @@ def run_benchmark(flags: Parser, argv: Sequence[str] | None = None) -> int:
         )
     require("benchmark", flags.prog)
     # These need the packages of the extra that was just checked.
-    from trainer.benchmark.records import delete_records
     from trainer.benchmark.results.report import render
     from trainer.benchmark.run import run_experiment
 
-    if args.overwrite:
-        delete_records(output)
     with spark_context(debug=args.debug) as context:
         ship_package(context, TRAINER)
         progress = PhaseLog(context, quiet=args.quiet, title="benchmark")
-        results = run_experiment(context, experiment, output, args.data or f"{output}/data", progress)
+        data = args.data or f"{output}/data"
+        data = data if is_remote(data) else Store().resolve(data)
+        results = run_experiment(context, experiment, output, data, progress, overwrite=args.overwrite)
     write_durably(output / REPORT, render(results).encode())
     print_summaries(summarise(results["records"]))
     print(f"report: {output}/{REPORT}")
@@ -85,7 +84,7 @@ def _check_output(uri: str) -> Path:
     """Return the local folder of --output. Raises UsageError for another store."""
     if split_uri(uri)[0] not in ("", "file"):
         raise UsageError(f"--output {uri} must be a local folder: the trainer writes there; --data may be hdfs://")
-    return Path(Store().resolve(uri).removeprefix("file:"))
+    return Path(Store().resolve(uri))
 
 
 def print_summaries(summaries: Sequence[SystemSummary]) -> None:

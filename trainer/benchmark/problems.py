@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pipeline.core.errors import DataError
+from pipeline.core.storage.uri import spark_path
 from pipeline.datasets.features import feature_batch
 from pipeline.input.dataset import ranges
 from pipeline.spark.store import open_store
@@ -112,7 +113,7 @@ def read_csv(spark: SparkSession, problem: Problem, uri: str) -> DataFrame:
     each action on the result. Raises DataError for a file that does not exist, has another number of columns, or has
     fields that are not numbers."""
     check_exists(spark.sparkContext, problem, uri)
-    table = spark.read.csv(uri, inferSchema=False)
+    table = spark.read.csv(spark_path(open_store(spark.sparkContext).resolve(uri)), inferSchema=False)
     if len(table.columns) != problem.features + 1:
         raise DataError(f"{uri} has {len(table.columns)} columns, not a label and {problem.features} features")
     table = table.select(*(F.col(name).try_cast("double").alias(f"c{at}") for at, name in enumerate(table.columns)))
@@ -152,10 +153,12 @@ def _with_metadata(table: DataFrame, features: int) -> DataFrame:
 
 def write_problem(table: DataFrame, problem: Problem, folder: str) -> None:
     """Write FOLDER/parquet for the jobs and FOLDER/points for MLlib's loader."""
-    table.write.mode("overwrite").parquet(f"{folder}/parquet")
-    rows = table.sparkSession.read.parquet(f"{folder}/parquet").select("target" if problem.real else "label", "image")
+    table.write.mode("overwrite").parquet(spark_path(f"{folder}/parquet"))
+    rows = table.sparkSession.read.parquet(spark_path(f"{folder}/parquet")).select(
+        "target" if problem.real else "label", "image"
+    )
     text: Callable[[Iterable[Any]], Iterator[Any]] = partial(_format_points, problem.features)
-    rows.mapInArrow(text, "value string").write.mode("overwrite").text(f"{folder}/points")
+    rows.mapInArrow(text, "value string").write.mode("overwrite").text(spark_path(f"{folder}/points"))
 
 
 def _format_points(features: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -162,7 +162,7 @@ def resume_records(output: Path, identity: Mapping[str, Any]) -> dict[Key, Bench
     output.mkdir(parents=True, exist_ok=True)
     header = json.dumps(identity, sort_keys=True)
     path = output / RECORDS_FILE
-    first, *lines = path.read_text().splitlines() if path.exists() else [header]
+    first, *lines = (path.read_text() if path.exists() else "").splitlines() or [header]
     if first != header:
         raise UsageError(
             f"{path} holds rows of another configuration, machine or version; choose another --output, or --overwrite"

@@ -38,6 +38,7 @@ from trainer.benchmark.records import (
     BenchmarkRecord,
     PlannedRun,
     append_record,
+    delete_records,
     read_results,
     resume_records,
     write_results,
@@ -48,7 +49,13 @@ from trainer.benchmark.systems.timing import CpuMeter
 
 
 def run_experiment(
-    context: SparkContext, experiment: Experiment, output: Path, data: str, progress: PhaseLog
+    context: SparkContext,
+    experiment: Experiment,
+    output: Path,
+    data: str,
+    progress: PhaseLog,
+    *,
+    overwrite: bool = False,
 ) -> dict[str, Any]:
     """Run the experiment and return the content of results.json. Runs that OUTPUT has of the same experiment are kept.
 
@@ -61,14 +68,17 @@ def run_experiment(
         output: local folder of the results.
         data: folder of the data sets, local or on HDFS.
         progress: prints phases and results.
+        overwrite: delete the records of an earlier start, once the real files are known to exist.
     """
     machine = describe_machine(context, data)  # before the benchmark adds to the load
     stable = {name: value for name, value in machine.items() if name != "load_before"}
-    finished = resume_records(output, {"experiment": asdict(experiment), "machine": stable, "program": hash_program()})
-    task_metrics = dict(read_results(output).get("task_metrics", {}))
     for problem in PROBLEMS.values():
         if file := experiment.file(problem):
             check_exists(context, problem, file)  # before hours are spent on the other problem
+    if overwrite:
+        delete_records(output)
+    finished = resume_records(output, {"experiment": asdict(experiment), "machine": stable, "program": hash_program()})
+    task_metrics = dict(read_results(output).get("task_metrics", {}))
     records: list[BenchmarkRecord] = []
     hyperparameters = {model: asdict(values) for model, values in HYPERPARAMETERS.items()}
     results: dict[str, Any] = {
@@ -129,9 +139,11 @@ def _run_sizes(execution: Execution, problem: Problem, folder: str) -> Iterator[
             yield from (execution.finished[run.key] for runs in runs_by_model for run in runs)
             continue
         stored_rows = store_rows(execution, problem, f"{folder}-{size}", size, file=None)
-        for runs in runs_by_model:
-            yield from _run_all(execution, stored_rows, runs)
-        delete_rows(execution, stored_rows)
+        try:
+            for runs in runs_by_model:
+                yield from _run_all(execution, stored_rows, runs)
+        finally:
+            delete_rows(execution, stored_rows)
 
 
 def _run_with_tasks(execution: Execution, stored_rows: StoredRows, model: Model) -> Iterator[BenchmarkRecord]:

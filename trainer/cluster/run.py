@@ -190,11 +190,13 @@ class ClusterRun:
                 if self._is_changing:
                     self._release_hosts()  # those that were told to end meanwhile: they have no part in the next start
         finally:
-            self.launcher.stop()
-            if self._start_time:
-                self._show()  # what came with the last ends
-                self.rendezvous.close()
-            self.progress.close()
+            try:
+                self.launcher.stop()
+            finally:
+                if self._start_time:
+                    self._show()  # what came with the last ends
+                    self.rendezvous.close()
+                self.progress.close()
 
     def _watch(self) -> bool:
         """Wait POLL_S, check on all parts once, and return whether the leading part has ended without an error.
@@ -313,7 +315,7 @@ class ClusterRun:
     def _leave_checkpoint(self, *, changes: bool) -> None:
         """Have the leading part write a checkpoint and end, then raise RunInterruptedError.
 
-        Returns instead if the run ends by itself at this moment, and raises the error of a part that fails. The other
+        Returns instead if the run ends by itself at this moment, and raises the error of the leading part. The other
         parts end later, because without their servers the checkpoint would stay incomplete.
 
         changes: whether the run is to continue with other workers. Without a whole checkpoint in time, such as after the
@@ -333,9 +335,11 @@ class ClusterRun:
                     self._raise_for(part_end)
                 if part_end.part == head:
                     raise RunInterruptedError(part_end.text, changes=changes and not self.is_to_end)
+        failure = self.launcher.failure()
+        cause = f"no checkpoint was written: {failure}" if failure else f"no checkpoint within {CHECKPOINT_S:.0f} s"
         raise RunInterruptedError(
-            f"interrupted; no checkpoint within {CHECKPOINT_S:.0f} s; --resume continues from the last",
-            changes=changes and not (self.is_to_end or self.launcher.failure()),
+            f"interrupted; {cause}; --resume continues from the last",
+            changes=changes and not (self.is_to_end or failure),
         )
 
     def _wait_for_ends(self) -> None:

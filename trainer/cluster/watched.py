@@ -6,6 +6,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from typing import Generic, TypeVar
 
 from trainer.cluster.attempts import Attempts
@@ -24,6 +25,9 @@ class WatchingLauncher(ABC, Generic[H]):
         self._attempts = Attempts()
         self._due: dict[int, float] = {}  # when each lost part is restarted (monotonic seconds)
         self._failure: str | None = None
+        self._is_unreachable = (
+            False  # whether the client of the cluster has failed, so that nothing is known of the parts
+        )
         self._stopping = threading.Event()
         self._watcher: threading.Thread | None = None
 
@@ -44,6 +48,7 @@ class WatchingLauncher(ABC, Generic[H]):
         self._attempts = Attempts()
         self._due = {}
         self._failure = None
+        self._is_unreachable = False
         self._stopping.clear()
         self._arguments = {each.part.index: each for each in arguments}
         for index in self._arguments:
@@ -59,7 +64,9 @@ class WatchingLauncher(ABC, Generic[H]):
         return self._failure
 
     def is_over(self) -> bool:
-        return not self._due and all(self.outcome(handle) is not None for handle in list(self.running.values()))
+        return self._is_unreachable or (
+            not self._due and all(self.outcome(handle) is not None for handle in list(self.running.values()))
+        )
 
     def stop(self) -> None:
         """End the thread, then kill all parts."""
@@ -68,7 +75,8 @@ class WatchingLauncher(ABC, Generic[H]):
             self._watcher.join()
             self._watcher = None
         for handle in self.running.values():
-            self.end(handle)
+            with suppress(Exception) if self._is_unreachable else nullcontext():  # keep the first error
+                self.end(handle)
         self.running = {}
 
     def _begin(self, index: int) -> None:
@@ -81,7 +89,8 @@ class WatchingLauncher(ABC, Generic[H]):
             while not self._stopping.wait(LOOK_S):
                 self._look()
         except Exception as error:  # the cluster's client failed
-            self._failure = f"the cluster is not reached any more: {type(error).__name__}: {error}"
+            self._is_unreachable = True
+            self._failure = f"hosts cannot be started or watched any more: {type(error).__name__}: {error}"
 
     def _look(self) -> None:
         """Schedule the restart of parts that were lost, and restart those that are due."""

@@ -85,7 +85,8 @@ def _is_written(control: Control, root: Place) -> bool:
 
 def newest_in_words(root: Place) -> str:
     """Return the position from which a resume continues, as part of a message; "" if there is no checkpoint."""
-    with suppress(DataError):  # server 0's host still runs, and may have deleted it meanwhile
+    # Server 0's host still runs, and may have deleted it meanwhile. A folder out of reach must not hide the message.
+    with suppress(DataError, OSError):
         state = newest_state(root)
         if state:
             return f" at version {state.version} (epoch {state.epoch:.2f})"

@@ -32,7 +32,7 @@ from trainer.plan import describe, plan
 from trainer.report.metrics import RunMetrics
 from trainer.run_files import LOGS
 from trainer.runlog.result import Result
-from trainer.transport.addresses import check_addresses, local_addresses
+from trainer.transport.addresses import local_addresses
 from trainer.transport.bodies.json_object import unpack_json
 from trainer.transport.sockets import IN_CLEAR, Secret
 
@@ -41,6 +41,7 @@ def run(
     context: RunContext,
     roles: Sequence[Role],
     options: Options,
+    secret: Secret,
     work: WorkFolder,
     requests: Requests,
     metrics: RunMetrics | None = None,
@@ -53,7 +54,8 @@ def run(
     Args:
         context: the run.
         roles: roles of this host.
-        options: how this host takes part.
+        options: how this host takes part; its addresses are valid.
+        secret: the token of the run.
         work: this host's work folder.
         requests: may stop the run, which continues with other workers then.
         metrics: of this process, with --metrics-port.
@@ -63,12 +65,9 @@ def run(
     home = work.folders.home if leads else None
     facts = prepare(context, work.folders, computes=options.computes, home=home, write=leads)
     servers = config.processes.servers
-    if options.addresses:
-        check_addresses(options.addresses, servers)
     # The random name keeps the addresses of several runs on this host apart.
     addresses = options.addresses or local_addresses(secrets.token_hex(8), servers)
     overseer = Terminal(quiet=options.quiet or options.silent, is_to_change=requests.is_waiting)
-    secret = _secret(config, options)
     reads = host_reads(config, facts, context.shards, roles)
     with row_storage(config, context.shards, reads, work, leads=leads, say=overseer.message) as storage:
         supervisor = Supervisor(
@@ -204,12 +203,18 @@ def _prepared(context: RunContext, log: Path, home: Place | None, *, write: bool
     raise error_class(code)(cause)
 
 
-def _secret(config: Config, options: Options) -> Secret:
-    """Return the token of --token-file, or a random one. Raises UsageError for a token that is too short."""
+def read_secret(config: Config, options: Options) -> Secret:
+    """Return the token of --token-file, or a random one. Raises UsageError for a file without a long token."""
     encryption = config.processes.encryption
     if not options.token_file:
         return Secret(secrets.token_hex(32), encryption)
-    token = options.token_file.read_text().strip()
+    try:
+        token = options.token_file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        cause = getattr(error, "strerror", "") or error
+        raise UsageError(
+            f"--token-file {options.token_file} cannot be read as text ({cause}); make one with openssl rand -hex 32"
+        ) from None
     if len(token) < 16:
         raise UsageError(
             f"--token-file {options.token_file} holds {len(token)} characters; write at least 16 random ones"

@@ -163,7 +163,8 @@ class Leader:
         before = self.stage.number
         self.stage = next_stage(self.config, self.stages, self.checkpoints, state, stop)
         # A run that ends with a checkpoint of the stage before needs no server of that stage: nothing is trained there.
-        if self.stage.number >= before and self.module not in (None, self.stage.config.exchange.server):
+        has_ended = stop is not None and self.stage.number < before
+        if not has_ended and self.module not in (None, self.stage.config.exchange.server):
             self.has_handed_over = True
             return
         if self._left is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from functools import partial
 
 from trainer.checkpoints.prune import try_to_prune
@@ -117,7 +118,8 @@ class ReplicaWriter:
                 self._final = (checkpoints, replicas)
                 self._retry_at = self._now + RETRY_FINAL_S
             else:
-                checkpoints.discard(replicas)
+                with suppress(OSError):  # the disk may be read-only now; a later prune deletes the models
+                    checkpoints.discard(replicas)
         else:
             self.trouble = None
             self.is_final_whole |= replicas.state.final

@@ -128,7 +128,7 @@ def findings(live: Sequence[LogEvent], summary: Mapping[str, Any]) -> list[RunFi
     result += _describe_passes(summary)
     if summary["evaluations_given_up"]:
         count = summary["evaluations_given_up"]
-        text = f"{count} of the planned evaluations are missing: their checkpoints waited too long for the evaluator."
+        text = f"Planned evaluations that are missing: {count}. Their checkpoints waited too long for the evaluator."
         result.append(RunFinding("worse", text))
     if not select_kind(live, EvaluationEvent):
         result.append(RunFinding("", "No checkpoint has been evaluated."))

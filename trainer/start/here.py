@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from trainer.home.work import working
 from trainer.launch.open_files import check_limit, raise_limit
 from trainer.launch.processes import FORK_SERVER
-from trainer.launch.run import check, run
+from trainer.launch.run import check, read_secret, run
 from trainer.launch.supervisor import LEADER
 from trainer.launch.workers_request import Requests
 from trainer.report.metrics import RunMetrics
@@ -15,6 +15,7 @@ from trainer.runlog.result import Result, read_result
 from trainer.runlog.run_folder import RunRecord, Start
 from trainer.start.decide import RunStart
 from trainer.start.folder import locked_start
+from trainer.transport.addresses import check_addresses
 
 
 def train_here(start: RunStart, requests: Requests, metrics: RunMetrics | None) -> Result | None:
@@ -29,6 +30,10 @@ def train_here(start: RunStart, requests: Requests, metrics: RunMetrics | None) 
     # Before any process of a role starts: the number of connections grows with the workers, and without descriptors a
     # server would fail in the middle of the run.
     check_limit(roles, servers, context.num_workers)
+    # Before an old run in the folder is deleted.
+    if start.options.addresses:
+        check_addresses(start.options.addresses, servers)
+    secret = read_secret(context.config, start.options)
 
     def check_here(record: RunRecord) -> RunRecord:
         FORK_SERVER.ensure()
@@ -43,4 +48,4 @@ def train_here(start: RunStart, requests: Requests, metrics: RunMetrics | None) 
         FORK_SERVER.ensure()
         FORK_SERVER.losses.clear()  # losses between two runs do not count
         with working(context.home, leads=leads) as work:
-            return run(context, roles, start.options, work, requests, metrics)
+            return run(context, roles, start.options, secret, work, requests, metrics)

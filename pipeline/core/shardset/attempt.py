@@ -53,22 +53,25 @@ def whoami() -> dict[str, Any]:
 
 
 def is_running(owner: dict[str, Any]) -> bool | None:
-    """Return whether a process is running, or None if it belongs to another machine or namespace.
+    """Return whether a process is running, or None if that cannot be told, as of another machine or namespace.
 
     Heartbeats of older versions contain no boot id; the caller then uses the age of the heartbeat."""
     this_process = whoami()
     if any(not this_process.get(key) or owner.get(key) != this_process[key] for key in ("boot", "namespace")):
         return None
+    is_foreign = False
     try:
         pid = int(owner["pid"])
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # the process exists, and belongs to another user
+        is_foreign = True  # the process exists, and belongs to another user
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
     state, started = _status(pid)
+    if is_foreign and not started:
+        return None  # /proc hides other users' processes here, so this may be a later one with the same number
     # A zombie waits for its parent to reap it, which the first process of a container may never do.
     return state not in ("Z", "X") and owner.get("started") in (None, started)
 

@@ -54,7 +54,7 @@ def damage_of(store: Store, uri: str, file: ShardFile) -> str | None:
 def _read_twice(read: Callable[[Store, str], T], store: Store, path: str) -> T:
     """Return what ``read`` returns of a file; after a transient error it is tried again as soon as the store answers.
 
-    Not more often, because of thousands of files whose HDFS blocks are lost each would wait a minute. Raises OSError."""
+    Not more often: with thousands of files whose HDFS blocks are lost, each would wait a minute. Raises OSError."""
     try:
         return read(store, path)
     except OSError as error:

@@ -54,14 +54,16 @@ class ResumingDownloader:
         Raises JobError after ATTEMPTS failures in a row without a new byte, and for an HTTP error."""
         with self._locked():
             failures = 0
+            longest = self._partial_size()
             while True:
-                before = self._partial_size()
                 # Only attempts without progress count, so that slow or flaky connections finish eventually.
                 try:
                     self._stream(url)
                     break
                 except (requests.ConnectionError, requests.Timeout, urllib3.exceptions.HTTPError) as error:
-                    failures = 0 if self._partial_size() > before else failures + 1
+                    # A part that begins anew, as without a validator, has made progress once it is longer than all before.
+                    failures = 0 if self._partial_size() > longest else failures + 1
+                    longest = max(longest, self._partial_size())
                     if failures >= ATTEMPTS:
                         raise JobError(
                             f"{url}: {innermost_reason(error)}, {ATTEMPTS} times in a row without a new byte, "

@@ -48,3 +48,8 @@ def split_uri(uri: str) -> tuple[str, str, str]:
     match = re.fullmatch(rf"(?:{with_authority}|{without})?(.*)", uri, re.DOTALL)
     assert match, "the pattern matches every text"
     return match[1] or match[3] or "", match[2] or "", match[4]
+
+
+def spark_path(place: str) -> str:
+    """Return a resolved path as Spark must get it: it takes a plain path for one of its default file system."""
+    return place if "://" in place else f"file://{place}"

@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.clustering.columns import matrix_to_vector
 from pipeline.core.errors import JobError
+from pipeline.core.storage.uri import spark_path
 from pipeline.spark.jvm import jvm_of, scala_context
 from trainer.benchmark import arithmetic
 from trainer.benchmark.configurations import BLOCK_ROWS, Configuration
@@ -59,7 +60,11 @@ def cache_points(context: SparkContext, folder: str, features: int, tasks: int) 
 
     def load() -> Any:
         """Load the text as ``tasks`` parts. Without coalesce, the parts would follow the blocks of the file."""
-        return utils.loadLabeledPoints(scala_context(context), f"{folder}/points", tasks).toJavaRDD().coalesce(tasks)
+        return (
+            utils.loadLabeledPoints(scala_context(context), spark_path(f"{folder}/points"), tasks)
+            .toJavaRDD()
+            .coalesce(tasks)
+        )
 
     # Timed before the rows are cached, as MLlib would read them without a cache.
     read_s = _time_warm(load().count)
@@ -92,8 +97,8 @@ def _check_cached(context: SparkContext, rdd: int, rdd_parts: int) -> None:
             return
         if time.monotonic() > until:
             raise JobError(
-                f"{cached_parts} of {parts} parts of the rows fit into memory; give more with --driver-memory (or"
-                " --executor-memory), or take fewer rows"
+                f"{cached_parts} of {parts} parts of the rows fit into memory; give more (spark.driver.memory, on a cluster"
+                " spark.executor.memory), or take fewer rows"
             )
         time.sleep(0.1)
 
@@ -180,7 +185,7 @@ class CachedTable:
 @contextmanager
 def cache_table(spark: SparkSession, folder: str, features: int) -> Iterator[CachedTable]:
     """Cache the Parquet rows that problems.write_problem wrote. Dropped at the end."""
-    table = spark.read.parquet(f"{folder}/parquet")
+    table = spark.read.parquet(spark_path(f"{folder}/parquet"))
     vectors = matrix_to_vector(lambda images: np.ascontiguousarray(images).view(np.float32), table["image"])
     rows = table.select(table["label"].cast("double").alias("label"), vectors.alias("features"))
     read_s = _time_warm(rows.write.format("noop").mode("overwrite").save)

@@ -31,6 +31,8 @@ def vectors_of(column: Any, layout: Layout | None, path: str, first: int) -> npt
     """
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if pa.types.is_struct(array.type) and {"type", "values"} <= {field.name for field in array.type}:
+        if array.null_count:
+            raise DataError(f"{path}, row {first + first_true(array.is_null())}: the vector is null")
         if not pc.all(pc.equal(array.field("type"), 1)).as_py():
             raise DataError(f"{path}, near row {first}: a sparse vector; --embedding takes dense ones")
         array = array.field("values")
