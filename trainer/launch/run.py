@@ -209,6 +209,7 @@ def read_secret(config: Config, options: Options) -> Secret:
     if not options.token_file:
         return Secret(secrets.token_hex(32), encryption)
     try:
+        # Text, so that all hosts can be given it in any way; random bytes are none.
         token = options.token_file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         cause = getattr(error, "strerror", "") or error
