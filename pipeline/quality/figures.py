@@ -38,7 +38,8 @@ from pipeline.core.reporting.plots import (
     short,
 )
 from pipeline.core.shardset.parts import Neighbourhood
-from pipeline.quality.metrics import Floats, Ints, expected_counts, hypergeometric_deviations
+from pipeline.quality.metrics import expected_counts, hypergeometric_deviations
+from pipeline.quality.moments import Floats, Ints
 
 EVEN_SD = 10  # deviations of shards that are about even, which have a linear scale of colours
 BARS = 400  # more workers or neighbourhoods are drawn as one outline, because a bar takes two milliseconds

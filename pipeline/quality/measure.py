@@ -26,25 +26,13 @@ from pipeline.input.dataset import Block, Run, serial
 from pipeline.input.formats import Columns
 from pipeline.input.formats.base import block_rows
 from pipeline.quality.agreement import Cells, label_agreement
-from pipeline.quality.metrics import (
-    Floats,
-    Ints,
-    Moments,
-    Quality,
-    assess,
-    mean_distance,
-    merge,
-    moments,
-    spread_evenly,
-    thumbnails,
-)
+from pipeline.quality.metrics import Quality, assess
+from pipeline.quality.moments import Floats, Ints, Moments, mean_distance, merge, moments, spread_evenly, thumbnails
 
 SAMPLE_ROWS = 3000
 MOST_COUNTED = 1 << 22  # limit of counts by worker; by file, four times as many: 32 and 128 MB on the driver
 SPARSE_IMAGES = 24
-MOST_CLASS_SUMS = (
-    1 << 13
-)  # limit of sums by file and class, of 8 kB each: 64 MB on the driver, and as much again by worker
+MOST_CLASS_SUMS = 1 << 13  # limit of sums by file and class, of 8 kB each: 64 MB on the driver, as much again by worker
 MOST_LABELS = 1 << 16  # of coarse labels, whose number the manifest does not have
 
 

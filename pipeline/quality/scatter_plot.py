@@ -12,7 +12,8 @@ from matplotlib.patches import Ellipse, Patch
 
 from pipeline.core.reporting.plots import BLUE, MANY, ORANGE, PALE, PALETTE, canvas
 from pipeline.quality.measure import ImageSample, SparseImage
-from pipeline.quality.metrics import Floats, Ints, Quality, expected_shift, thumbnails
+from pipeline.quality.metrics import Quality, expected_shift
+from pipeline.quality.moments import Floats, Ints, thumbnails
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
 NUMBERED = 5  # shard centres that are labelled with the worker's number

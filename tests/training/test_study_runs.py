@@ -110,7 +110,7 @@ def make_set_of_targets(spark: Any, root: Path) -> Path:
 def test_a_study_of_shards_without_classes_to_compare(
     sets: dict[int, Path], spark: Any, tmp_path: Path, model: str, workers: int
 ) -> None:
-    """One worker has all rows of every class, and rows with real targets may be of one class."""
+    """Study a set of one worker, which has all rows of every class, and one of real targets, whose rows are of one class."""
     ready = copy_of(sets[1], tmp_path / "one") if workers == 1 else make_set_of_targets(spark, tmp_path)
     write_report(open_committed(Store(), str(ready)), lambda name, data: (ready / name).write_bytes(data))
     plan = Path(write_plan(tmp_path, ready, seeds=1))

@@ -88,7 +88,7 @@ BY_LABEL = [
     ("name", "params"), [*((name, {}) for name in BY_LABEL), ("stratified", {"shuffle_within_class": True})]
 )
 def test_chunks_and_their_order_change_no_rows_worker(name: str, params: dict[str, Any]) -> None:
-    """In 1, 7 and 64 chunks, each placed alone, in one or two blocks, and the last chunk first."""
+    """Place 1, 7 and 64 chunks, each alone, in one or two blocks, and the last chunk first."""
     labels = np.random.default_rng(5).integers(0, 10, 2600).astype(np.int32)
     placed = []
     for number in (1, 7, 64):

@@ -135,7 +135,7 @@ SERVER = ServerCosts(step=1e-3, push=2e-4, row=1e-7, draw=2e-7)
 
 
 def records_of_costs() -> list[dict[str, Any]]:
-    """Timed mini-batches as SPARK and SERVER make them, except for twice the time of MLlib's 70 tasks."""
+    """Return timed mini-batches as SPARK and SERVER make them, except for twice the time of MLlib's 70 tasks."""
     table = []
     for rows_, tasks in (
         (10_000, None),
@@ -190,7 +190,7 @@ def page_of(records: list[dict[str, Any]], servers_on: str = "the driver's host"
 
 @pytest.mark.usefixtures("undrawn")
 def test_the_report_has_a_fitted_cost_model_and_failed_runs() -> None:
-    """Every branch of the page: with and without a cost model, failed and partly failed runs, several sizes."""
+    """Render the page with and without a cost model, with failed and partly failed runs, and with several sizes."""
     goal = [record("linear", 9000, 500, None, "mllib", 90), record("linear", 9000, 500, None, "ps-sync", 2)]
     again = failed(goal[1], "a lost <worker>")
     alone = failed(goal[1] | {"system": "averaging"}, "no room")

@@ -405,7 +405,7 @@ def layers(part: torch.nn.Module) -> list[tuple[str, int, int, int]]:
 
 
 def test_the_layers_are_those_of_the_table() -> None:
-    """Table 1 of He and Dube, with the corrections that the module names. A residual block has two convolutions."""
+    """Compare with Table 1 of He and Dube, as the module corrects it. A residual block has two convolutions."""
     model = AutoEncoder((3, 32, 32))
     assert layers(model.encoder) == [
         *[("Conv2d", 3, 64, 2), *residuals(64, 2)],

@@ -24,6 +24,7 @@ from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.storage.store import Store
 from pipeline.quality import metrics as quality
+from pipeline.quality import moments
 from pipeline.quality.measure import measure
 from pipeline.quality.scatter_plot import principal_axes
 
@@ -126,13 +127,13 @@ def measured(folder: Path, manifest: dict[str, Any], **options: Any) -> quality.
 def test_thumbnails_of_divisible_images_are_block_means() -> None:
     images = np.random.default_rng(0).integers(0, 256, (5, 3, 32, 32), dtype=np.uint8)
     blocks = images.reshape(5, 3, 4, 8, 4, 8).mean(axis=(3, 5)).reshape(5, -1) / 255
-    np.testing.assert_allclose(quality.thumbnails(images), blocks, rtol=1e-5)
+    np.testing.assert_allclose(moments.thumbnails(images), blocks, rtol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 9, 7), (3, 2, 3), (1, 1, 1), (4, 5, 33)])
 def test_thumbnails_of_any_size_keep_the_mean_of_each_channel(shape: tuple[int, int, int]) -> None:
     images = np.random.default_rng(0).integers(0, 256, (6, *shape), dtype=np.uint8)
-    cells = quality.thumbnails(images).reshape(6, shape[0], -1)
+    cells = moments.thumbnails(images).reshape(6, shape[0], -1)
     np.testing.assert_allclose(cells.mean(axis=2), images.mean(axis=(2, 3)) / 255, rtol=1e-5)
 
 
@@ -141,7 +142,7 @@ def test_mmd_equals_the_brute_force_kernel_distance(tmp_path: Path) -> None:
     worker = (labels + np.arange(400) // 200) % 3
     manifest = commit(tmp_path, images, labels, worker, 3)
     result = measured(tmp_path, manifest)
-    features = quality.thumbnails(images).astype(np.float64)
+    features = moments.thumbnails(images).astype(np.float64)
     kernel = np.exp(-(cdist(features, features) ** 2) / (2 * result.bandwidth**2))
     for shard in result.shards:
         mine = worker == shard.worker
@@ -157,7 +158,7 @@ def test_mmd_inside_classes_equals_the_brute_force_kernel_ratio(tmp_path: Path) 
     worker[::5] = 1
     worker[labels == 3] = 2
     result = measured(tmp_path, commit(tmp_path, images, labels, worker, 3))
-    kernel = rbf_kernel(quality.thumbnails(images).astype(np.float64), gamma=1 / (2 * result.bandwidth**2))
+    kernel = rbf_kernel(moments.thumbnails(images).astype(np.float64), gamma=1 / (2 * result.bandwidth**2))
     ratios = []
     for label in range(3):
         alike = labels == label
@@ -273,10 +274,10 @@ def test_counts_of_billions_are_tested_as_small_ones_are() -> None:
 def test_the_mean_distance_is_scipys_and_1_of_equal_images() -> None:
     rng = np.random.default_rng(7)
     features = rng.random((300, 48)).astype(np.float32) + 5
-    assert quality.mean_distance(features) == pytest.approx(float(pdist(features).mean()), rel=1e-6)
+    assert moments.mean_distance(features) == pytest.approx(float(pdist(features).mean()), rel=1e-6)
     for seed in range(20):
         image = np.random.default_rng(seed).integers(0, 256, (1, 3, 32, 32)).astype(np.uint8)
-        assert quality.mean_distance(quality.thumbnails(np.repeat(image, 600, axis=0))) == 1.0
+        assert moments.mean_distance(moments.thumbnails(np.repeat(image, 600, axis=0))) == 1.0
 
 
 @pytest.mark.parametrize("shape", [(300, 12), (12, 300), (20, 2000), (2, 5)])
@@ -338,13 +339,13 @@ def test_the_order_of_files_and_their_rows_does_not_matter(tmp_path: Path) -> No
 
 def test_merging_moments_gives_those_of_all_rows_in_any_order() -> None:
     images, labels = make_images(90)
-    features, groups = quality.thumbnails(images), labels % 2
+    features, groups = moments.thumbnails(images), labels % 2
 
-    def sums(rows: slice) -> quality.Moments:
-        return quality.moments(features[rows], labels[rows], groups[rows], 4, 2, 1.0, by_class=True)
+    def sums(rows: slice) -> moments.Moments:
+        return moments.moments(features[rows], labels[rows], groups[rows], 4, 2, 1.0, by_class=True)
 
     whole, (a, b, c) = sums(slice(None)), (sums(slice(at, at + 30)) for at in (0, 30, 60))
-    for merged in (quality.merge(quality.merge(a, b), c), quality.merge(c, quality.merge(b, a))):
+    for merged in (moments.merge(moments.merge(a, b), c), moments.merge(c, moments.merge(b, a))):
         assert merged.rows == 90
         for found, expected in zip(merged, whole, strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-5)  # float32 inside
@@ -377,9 +378,9 @@ def test_the_sample_is_the_same_whatever_the_sharding(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("scale", [1e30, 1e15, 1.0, 1e-4, 1e-10])
 def test_features_of_any_scale_have_a_mean_ratio(scale: float) -> None:
     rows = np.random.default_rng(4).random((40, 1, 1, 6)).astype(np.float32) * np.float32(scale)
-    features = quality.thumbnails(rows)
+    features = moments.thumbnails(rows)
     none = np.zeros(0, np.int64)
-    parts = [quality.moments(half, np.zeros(20, np.int64), none, 1, 0, 1.0) for half in np.split(features, 2)]
+    parts = [moments.moments(half, np.zeros(20, np.int64), none, 1, 0, 1.0) for half in np.split(features, 2)]
     result = quality.assess([20, 20], parts, [], features, 1.0)
     assert result.mean_ratio == pytest.approx(0.8, abs=0.75)
     assert result.mean_ratio_sd == pytest.approx(0.7495, abs=1e-3)

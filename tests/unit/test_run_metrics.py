@@ -21,7 +21,7 @@ from trainer.checkpoints.write import write_model, write_state
 from trainer.config import RunFacts
 from trainer.home.folders import Folders
 from trainer.home.work import WorkFolder
-from trainer.launch.supervisor import Supervisor
+from trainer.launch.supervisor import LEADER, Supervisor
 from trainer.options import Options
 from trainer.report.metrics import RunMetrics, parse_endpoint, serve_metrics
 from trainer.run_files import CHECKPOINTS
@@ -170,7 +170,7 @@ def test_a_resume_sends_the_bytes_of_its_stage(stage: int, vectors: float, tmp_p
     work = WorkFolder(Folders.from_home(tmp_path))
     secret = Secret("the token of this test")
     supervisor = Supervisor(
-        config, replace(FACTS, num_workers=4), Options(silent=True), [address], secret, work, [], metrics=metrics
+        config, replace(FACTS, num_workers=4), Options(silent=True), [address], secret, work, [LEADER], metrics=metrics
     )
     supervisor.close("ends")
     metrics.add(StartEvent(resumed_from=2))

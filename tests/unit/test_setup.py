@@ -37,7 +37,7 @@ def select_uv(venv: Path, *folders: Path) -> str:
 @pytest.mark.parametrize("active", [True, False])
 @pytest.mark.parametrize("setting", ["global.index-url='https://mirror/simple'", "global.timeout='60'"])
 def test_uv_is_not_used_with_an_index_of_pip(setting: str, active: bool, installed: bool, tmp_path: Path) -> None:
-    """installed: by an earlier set-up. active: the environment is on PATH."""
+    """Set up again. installed: uv is there from an earlier set-up; active: the environment is on PATH."""
     bins = tmp_path / "bin"
     write_program(bins / "python", f'echo "{setting}"')
     if installed:

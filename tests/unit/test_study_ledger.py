@@ -139,7 +139,7 @@ def test_a_run_on_real_targets_has_no_accuracy(tmp_path: Path) -> None:
 def test_facts_about_classes_need_several_shards_and_classes(
     tmp_path: Path, workers: int, classes: int, missing: set[str]
 ) -> None:
-    """One shard has nothing to be compared with, and one class is equally frequent everywhere."""
+    """Leave out what a single shard or a single class does not have."""
     images, labels = make_images(40)
     manifest = commit(tmp_path, images, labels % classes, np.arange(40) % workers, workers)
     quality = measured(tmp_path, manifest).to_dict()

@@ -575,7 +575,7 @@ def test_a_report_of_real_targets_compares_losses(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("mmd_ratio", [1.5, None])
 def test_shards_without_classes_have_no_figures_of_them(tmp_path: Path, mmd_ratio: float | None) -> None:
-    """Shards of one class, or of real targets; a single shard has no distance either."""
+    """Report shards of one class or of real targets, and a single shard, which has no distance either."""
     plan = make_plan(seeds=6)
     records = make_records(plan, normal({"random": 0.01, "stratified": 0.01}))
     for record in records:

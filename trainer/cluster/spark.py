@@ -15,6 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 from pipeline.core.errors import UsageError
+from pipeline.core.storage.hadoop_conf import is_true
 from trainer.cluster.attempts import Attempts
 from trainer.cluster.launcher import LaunchArguments, Part, PartExecution
 from trainer.cluster.part import run_part
@@ -160,7 +161,7 @@ def problem(conf: Mapping[str, str], hosts: int, cores: int) -> str | None:
     """
     master = conf.get("spark.master", "")
     cpus = _number(conf, "spark.task.cpus", 1)
-    if _is_on(conf, "spark.speculation"):
+    if is_true(conf.get("spark.speculation", "")):
         return "spark.speculation is true: a second copy of a host's part would take the first one's place; set it to false"
     executors = re.match(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,", master)
     if executors:
@@ -183,7 +184,7 @@ def problem(conf: Mapping[str, str], hosts: int, cores: int) -> str | None:
         where = "spark.cores.max"
     else:
         name = "spark.executor.instances"
-        if _is_on(conf, "spark.dynamicAllocation.enabled"):
+        if is_true(conf.get("spark.dynamicAllocation.enabled", "")):
             name = "spark.dynamicAllocation.maxExecutors"
             if name not in conf:
                 return None
@@ -193,11 +194,6 @@ def problem(conf: Mapping[str, str], hosts: int, cores: int) -> str | None:
     if room >= hosts:
         return None
     return f"--hosts {hosts}: {where} has room for {room}, with spark.task.cpus {cpus}; give more, or fewer hosts"
-
-
-def _is_on(conf: Mapping[str, str], name: str) -> bool:
-    """True if a boolean setting is true. Spark ignores the case of the value."""
-    return conf.get(name, "").strip().lower() == "true"
 
 
 def _room(conf: Mapping[str, str]) -> str:

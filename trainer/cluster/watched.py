@@ -25,9 +25,7 @@ class WatchingLauncher(ABC, Generic[H]):
         self._attempts = Attempts()
         self._due: dict[int, float] = {}  # when each lost part is restarted (monotonic seconds)
         self._failure: str | None = None
-        self._is_unreachable = (
-            False  # whether the client of the cluster has failed, so that nothing is known of the parts
-        )
+        self._is_unreachable = False  # whether the cluster's client has failed, so that nothing is known of the parts
         self._stopping = threading.Event()
         self._watcher: threading.Thread | None = None
 

@@ -110,7 +110,8 @@ class Supervisor:
         self.board = _board(options, self.folders)
         self.metrics = metrics
         if metrics:
-            continuation = find_continuation(config, facts, self.folders.checkpoints)
+            # Hosts with nothing but workers may not reach the checkpoints.
+            continuation = find_continuation(config, facts, self.folders.checkpoints) if LEADER in self.roles else None
             metrics.begin(config, facts, continuation.stage if continuation else 0)
         self.disk = DiskWatch(self.folders, self.overseer.message)
         self.end_watch = EndWatch(config, facts, self.folders)

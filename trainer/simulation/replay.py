@@ -106,8 +106,9 @@ def replay(run: Place, *, quiet: bool = True) -> ReplayResult:
 
 
 def main(run: Place, *, quiet: bool = False) -> int:
-    """Replay a run, print the result and return 0. Raises JobError if the parameters differ, DataError for other numbers of
-    them."""
+    """Replay a run, print the result and return 0.
+
+    Raises JobError if the parameters differ, DataError if the model has another number of them."""
     result = replay(run, quiet=quiet)
     if result.is_equal:
         print(f"{run}: {result.pushes:,} gradients in {result.version:,} updates, the same parameters bit for bit")

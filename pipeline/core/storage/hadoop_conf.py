@@ -31,6 +31,11 @@ def hadoop_conf(folder: str) -> dict[str, str]:
     return conf
 
 
+def is_true(value: str) -> bool:
+    """True for ``true`` in any case, as Hadoop and Spark read their booleans."""
+    return value.strip().lower() == "true"
+
+
 def is_kerberos(conf: Mapping[str, str]) -> bool:
     """True if Hadoop settings require Kerberos. Hadoop ignores the case of the value."""
     return conf.get(AUTHENTICATION, "").strip().lower() == "kerberos"

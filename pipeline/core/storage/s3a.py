@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from pipeline.core.errors import UsageError
+from pipeline.core.storage.hadoop_conf import is_true
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, S3Config, S3Credential
@@ -117,7 +118,7 @@ def s3_config(settings: Mapping[str, str]) -> S3Config:
         config["server_side_encryption"] = ENCRYPTION[algorithm.upper()]
         if key := settings.get("encryption.key"):
             config["sse_kms_key_id"] = key
-    if settings.get("requester.pays.enabled", "").lower() == "true":
+    if is_true(settings.get("requester.pays.enabled", "")):
         config["request_payer"] = True
     return config
 
@@ -131,7 +132,7 @@ def proxy_config(settings: Mapping[str, str]) -> ClientConfig:
     host = settings.get("proxy.host", "")
     if not host:
         return {}
-    secure = settings.get("proxy.ssl.enabled", "").lower() == "true"
+    secure = is_true(settings.get("proxy.ssl.enabled", ""))
     user, password = (quote(settings.get(f"proxy.{name}", ""), safe="") for name in ("username", "password"))
     login = f"{user}:{password}@" if user else ""
     # As in Hadoop, the default port follows from the protocol of the endpoint.

@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from pipeline.core.errors import UsageError
 from pipeline.core.storage.files import FileInfo, Files
-from pipeline.core.storage.hadoop_conf import hadoop_conf
+from pipeline.core.storage.hadoop_conf import hadoop_conf, is_true
 from pipeline.core.storage.hdfs import _hdfs, is_hdfs_setting
 from pipeline.core.storage.local import LocalFiles
 from pipeline.core.storage.objects import SCHEMES, ObjectFiles, object_files, object_uri
@@ -49,7 +49,7 @@ class Store:
     @property
     def encrypts_spill(self) -> bool:
         """Whether temporary files on local disks must not contain unencrypted data."""
-        return dict(self.conf).get(ENCRYPTED_SPILL, "").strip().lower() == "true"
+        return is_true(dict(self.conf).get(ENCRYPTED_SPILL, ""))
 
     def resolve(self, uri: str) -> str:
         """Return the canonical form of a path: an absolute local path, ``hdfs://authority/path`` or ``s3://bucket/path``.
