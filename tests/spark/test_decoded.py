@@ -22,4 +22,5 @@ def test_sparks_tasks_have_such_a_folder(spark: SparkSession, tmp_path: Path) ->
     assert done.code == 0, done.err
     name = LOCAL_DIRS
     folders = spark.sparkContext.parallelize([0], 1).map(lambda _: os.environ[name].split(",")).first()
-    assert [path for folder in folders for path in Path(folder, "decoded").iterdir() if not path.suffix]
+    # Whether rows are kept there depends on how full the disk is: see tests/unit/test_decoded.py.
+    assert [folder for folder in folders if Path(folder, "decoded").is_dir()]

@@ -555,18 +555,19 @@ def with_targets(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("pair", "measured", "parts", "shares"),
+    ("pair", "measured", "entry", "part", "shares"),
     [
-        ({"exchange": "all-reduce"}, slice(1, None, 2), [0.5, 0, 0, 0], [[1, 1, 1, 1]]),
-        ({"exchange": "d-psgd"}, slice(None), [1, 0, 0, 0], [[1, 1, 1, 1]]),
-        ({"protocol": "asp"}, slice(1, None, 2), [0, 0, 0, 0, 1, 0, 0, 0], [[0.5, 1, 1, 1], [0.5, 0, 0, 0]]),
+        ({"exchange": "all-reduce"}, slice(1, None, 2), 0, 0.5, [[1, 1, 1, 1]]),
+        ({"exchange": "d-psgd"}, slice(None), 0, 1, [[1, 1, 1, 1]]),
+        ({"protocol": "asp"}, slice(1, None, 2), CLASSES, 1, [[0.5, 1, 1, 1], [0.5, 0, 0, 0]]),
     ],
     ids=["all-reduce", "d-psgd", "asp"],
 )
 def test_validation_losses_of_real_targets(
     pair: dict[str, Any],
     measured: slice,
-    parts: list[float],
+    entry: int,
+    part: float,
     shares: list[list[float]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -577,11 +578,12 @@ def test_validation_losses_of_real_targets(
     values = {"weakness": "validation-loss", "sampling_groups": "neighbourhood"} | pair
     config = make_config(opened.uri, model="linear", batch_size=96, sampling="data-aware", **values)
     made = build_batches(config, opened, load_worker(opened, 1, targets=True), 1, 2)
-    validation = made.sampler.draw(0, np.ones(len(parts), np.float32)).validation
+    validation = made.sampler.draw(0, np.ones(CLASSES * len(shares), np.float32)).validation
     assert validation is not None
     assert validation.rows.labels.tolist() == EVAL_ROWS.ids[measured].tolist()
     # All rows are nearest to the first centre.
-    assert validation.parts.tolist() == parts
+    assert set(validation.keys.tolist()) == {entry}
+    assert validation.parts[entry] == part
     assert validation.shares.tolist() == shares
 
 

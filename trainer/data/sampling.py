@@ -27,7 +27,7 @@ class ValidationRows(NamedTuple):
         rows: the rows.
         keys: entries of the rows in the table, int64 [M].
         mean: of the images, float32 [C], or [C, H, W] for a mean image, in 0..255.
-        parts: share of all evaluation rows of an entry that are the worker's, float32 [entries].
+        parts: share of all evaluation rows of an entry that are the worker's, float32 [entries]; read at ``keys`` alone.
         shares: of the portions in the evaluation rows of each group, float32 [portions, groups].
     """
 
