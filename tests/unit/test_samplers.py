@@ -27,7 +27,7 @@ from pipeline.core.errors import DataError, UsageError
 from tests.clusters.machine import ROOT
 from tests.support.configs import make_config
 from tests.support.samplers import TABLE, make_sampler, places, population_of, stream_of
-from tests.support.trainer_sets import CLASSES, EVAL_ROWS, SHAPE, rows_of, write_shards
+from tests.support.trainer_sets import CLASSES, EVAL_ROWS, rows_of, write_shards
 from tests.support.virtual_runs import QUIET, RESUME, final
 from trainer import Result, load
 from trainer.checkpoints.prune import WAITING, prune
@@ -35,31 +35,26 @@ from trainer.checkpoints.read import versions
 from trainer.checkpoints.state import folder_of
 from trainer.config import Config
 from trainer.data import batches
-from trainer.data.batches import build_batches, build_sampler, make_batch
+from trainer.data.batches import build_batches, build_sampler
 from trainer.data.deal import deal, dealt_sizes
 from trainer.data.example_table import values_of
 from trainer.data.loading import load_worker
 from trainer.data.neighbourhoods import NeighbourhoodModel
 from trainer.data.opening import open_shards
-from trainer.data.sampling import Draw, TableRowSampler
+from trainer.data.sampling import TableRowSampler
 from trainer.exchange import EXCHANGES
 from trainer.flags import build_parser, config_of
 from trainer.lifecycle.prepare import check_validation
-from trainer.models.base import ModelInput
-from trainer.models.build import build
-from trainer.models.flat_vector import FlatModel
 from trainer.protocols import PROTOCOLS
 from trainer.sampling import SAMPLERS, Sampler
-from trainer.sampling.base import LossTable, Population, TableSampler
+from trainer.sampling.base import Population, TableSampler
 from trainer.sampling.curriculum import CurriculumSampler
-from trainer.sampling.data_aware import DataAwareSampler, ShardGroups
+from trainer.sampling.data_aware import DataAwareSampler
 from trainer.sampling.orders import level_pattern
-from trainer.sampling.recency import RecencySampler
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.failures import parse_failures
 from trainer.simulation.profiles import parse_profile
 from trainer.simulation.replay import replay
-from trainer.worker.step import Step
 
 every_sampler = pytest.mark.parametrize("name", SAMPLERS)
 
@@ -133,25 +128,34 @@ def assert_easy_first(sampler: Sampler, population: Population, drawn: list[list
     assert sizes[-1] == len(population)
 
 
-def assert_by_rank(sampler: Sampler, population: Population, drawn: list[list[int]]) -> None:
-    """Every row in the first pass, then as often as numpy draws it, one row after the other without replacement."""
+def assert_by_weight(population: Population, drawn: list[list[int]], passes: int, weights: np.ndarray) -> None:
+    """Every row in each of the first passes, then as often as numpy draws it, one row after the other by its weight."""
     rows, batch = len(population), population.batch_size
-    first = -(-rows // batch)
-    assert set(range(rows)) == {place for each in drawn[:first] for place in each}
+    first = -(-passes * rows // batch)
+    stream = [place for each in drawn[:first] for place in each]
+    assert_passes(make_sampler("shuffle"), population, [stream[: passes * rows]])
     if batch >= rows:
-        assert all(min(np.bincount(each, minlength=rows)) >= batch // rows for each in drawn)
+        assert all(min(np.bincount(each, minlength=rows)) >= batch // rows for each in drawn[first:])
         return
     assert all(len(set(each)) == batch for each in drawn[first:])
     counts = np.bincount([place for each in drawn[first:] for place in each], minlength=rows) / len(drawn[first:])
-    losses = TABLE[2 : rows + 2]
-    ranks = np.argsort(np.argsort(-losses))
-    weights = 100.0 ** (-ranks / rows)
     rng = np.random.default_rng(0)
     expected = np.zeros(rows)
     for _ in range(2000):
         expected[rng.choice(rows, batch, replace=False, p=weights / weights.sum())] += 1 / 2000
     deviation = np.sqrt(expected * (1 - expected) * (1 / len(drawn[first:]) + 1 / 2000)) + 1e-3
     assert (np.abs(counts - expected) < 4.5 * deviation).all()
+
+
+def assert_by_rank(sampler: Sampler, population: Population, drawn: list[list[int]]) -> None:
+    losses = TABLE[2 : len(population) + 2]
+    assert_by_weight(population, drawn, 1, 100.0 ** (-np.argsort(np.argsort(-losses)) / len(losses)))
+
+
+def assert_by_entropy(sampler: Sampler, population: Population, drawn: list[list[int]]) -> None:
+    """The codes in the table are those of no prediction (0 and 1), of a wrong one (2) and of a correct one (3)."""
+    codes = np.rint(TABLE[2 : len(population) + 2])
+    assert_by_weight(population, drawn, 10, np.where(codes < 2, 100.0, 1.0))
 
 
 def weak_shares(population: Population, uniform_share: float = 0.5) -> dict[int, float]:
@@ -194,6 +198,7 @@ PROMISES: dict[str, Callable[[Sampler, Population, list[list[int]]], None]] = {
     "weighted": assert_weighted,
     "curriculum": assert_easy_first,
     "recency": assert_by_rank,
+    "sliding-window": assert_by_entropy,
     "data-aware": assert_weak_groups,
 }
 
@@ -272,93 +277,6 @@ def test_another_process_draws_the_same_rows() -> None:
     assert json.loads(done.stdout) == expected
 
 
-# Loss tables
-
-
-def groups_of(population: Population) -> ShardGroups:
-    keys, sizes = np.unique(population.labels, return_counts=True)
-    return ShardGroups(keys.astype(np.int64), [], sizes / sizes.sum())
-
-
-@given(
-    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=8),
-    uniform_share=st.floats(0.05, 1.0),
-    scale=st.floats(0.01, 100),
-)
-def test_a_group_keeps_its_part_of_the_uniform_draws(sizes: list[int], uniform_share: float, scale: float) -> None:
-    """Probabilities sum to 1, each is at least e n / N, and equal weakness means uniform draws."""
-    groups = groups_of(population_of(sizes))
-    sampler = DataAwareSampler(uniform_share=uniform_share)
-    probabilities = sampler.probabilities(groups, TABLE)
-    assert probabilities.sum() == pytest.approx(1)
-    assert (probabilities >= uniform_share * groups.shares * (1 - 1e-9)).all()
-    for table in (np.full(100, scale, np.float32), np.zeros(100, np.float32)):
-        np.testing.assert_allclose(sampler.probabilities(groups, table), groups.shares, rtol=1e-6)
-
-
-def test_unbiased_draws_have_the_mean_of_all_rows() -> None:
-    """Monte Carlo: the weighted mean of any number of a row is its mean over the shard; without weights it is not."""
-    population = population_of([40, 25, 3, 1], batch=20)
-    values = np.where(population.labels == 0, 5.0, 1.0)
-    means: dict[bool, list[float]] = {True: [], False: []}
-    for unbiased, found in means.items():
-        stream = DataAwareSampler(unbiased=unbiased).table_stream(population)
-        for clock in range(5, 3005):
-            selection = stream(clock, TABLE)
-            weights = selection.weights if selection.weights is not None else np.ones(20)
-            found.append(float((weights * values[selection.places]).mean()))
-    error = np.std(means[True]) / 3000**0.5
-    assert abs(np.mean(means[True]) - values.mean()) < 4 * error
-    assert abs(np.mean(means[False]) - values.mean()) > 10 * error
-
-
-@pytest.mark.parametrize("protocol", ["bsp", "k-batch-bsp"])
-def test_weights_multiply_losses_in_the_gradient(protocol: str) -> None:
-    """In one piece and in micro-batches, beside torch's gradient of the weighted mean."""
-    config = make_config(model="logistic", protocol=protocol, weight_decay=0.0)
-    network, other = (build(config.model, ModelInput(SHAPE, CLASSES), 0) for _ in range(2))
-    pulled = FlatModel(network.model).read()
-    pushed = np.zeros_like(pulled)
-    step = Step(config, network, pulled, pushed, torch.device("cpu"), 1)
-    rows = rows_of(7, 5)
-    weights = np.linspace(0.25, 2, 7, dtype=np.float32)
-    batch = make_batch(Draw(rows, np.arange(7)), np.zeros(3, np.float32))
-    outcome = step(batch, 0, draw=Draw(rows, np.arange(7), weights=weights))
-    losses = torch.nn.functional.cross_entropy(other.model(batch.images_BCHW), batch.labels, reduction="none")
-    loss = (losses * torch.from_numpy(weights)).mean()
-    expected = torch.cat([each.reshape(-1) for each in torch.autograd.grad(loss, list(other.model.parameters()))])
-    np.testing.assert_allclose(pushed, expected.numpy(), rtol=1e-4, atol=1e-7)
-    assert outcome
-    assert outcome[0] == pytest.approx(float(loss.detach()), rel=1e-5)
-
-
-def test_an_entry_is_a_running_mean_of_its_groups_losses() -> None:
-    table = np.array([1.0, 2.0, 3.0], np.float32)
-    keys, losses = np.array([2, 0, 2]), np.array([1.0, 0.5, 2.0], np.float32)
-    hits = np.array([True, True, False])
-    loss = DataAwareSampler().updated(table, keys, losses, hits, 4)
-    np.testing.assert_allclose(loss, [0.95, 2.0, 2.7 + 0.15], rtol=1e-6)
-    error = DataAwareSampler(weakness="error").updated(table, keys, losses, hits, 4)
-    np.testing.assert_allclose(error, [0.9, 2.0, 2.7 + 0.05], rtol=1e-6)
-
-
-def test_an_entry_of_one_owner_is_its_last_loss_after_the_merge() -> None:
-    """Servers add a fourth of the change, if there are four workers."""
-    table = np.array([-1.0, 2.0, 3.0], np.float32)
-    updated = RecencySampler().updated(
-        table, np.array([0, 2, 0]), np.array([9, 8, 7], np.float32), np.zeros(3, bool), 4
-    )
-    np.testing.assert_allclose(table + (updated - table) / 4, [7, 2, 8], rtol=1e-6)
-
-
-def test_rows_that_were_never_drawn_come_first() -> None:
-    population = replace(population_of([9]), numbers=np.arange(9))
-    losses: LossTable = np.array([5, 4, 3, -1, 2, -1, 1, 0.5, 0.25], np.float32)
-    order = np.argsort(-RecencySampler(pressure=10).logits(losses)).tolist()
-    assert order == [3, 5, 0, 1, 2, 4, 6, 7, 8]
-    assert len(population) == 9
-
-
 # In runs
 
 
@@ -383,6 +301,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> str:
 def run(shards: Path, table: str, output: Path, name: str, options: Any = QUIET, **values: Any) -> Result:
     common: dict[str, Any] = {"model": "logistic", "batch_size": 24, "threads": 1, "epochs": 3, "sampling": name}
     common |= {"example_table": table} if SAMPLERS[name].column else {}
+    common |= {"window": 2} if name == "sliding-window" else {}
     settings = {key: values.pop(key) for key in ("failures", "profile") if key in values}
     return simulate(make_config(shards, output, **common | values), SimulationSettings(**settings), options)
 
@@ -589,18 +508,25 @@ def test_validation_losses_of_real_targets(
 
 @pytest.mark.parametrize("pair", [{"protocol": "bsp"}, {"exchange": "all-reduce"}], ids=["bsp", "all-reduce"])
 def test_a_loss_table_has_what_the_ledger_says(pair: dict[str, Any], shards: Path, table: str, tmp_path: Path) -> None:
-    """recency: the last loss of each row; data-aware: the running means, merged update by update."""
+    """The last loss or predictions of each row; data-aware: the running means, merged update by update."""
     opened = open_shards(str(shards))
     rows = [load_worker(opened, worker) for worker in range(3)]
     ids = np.concatenate([part.ids for part in rows])
     labels = dict(zip(ids.tolist(), np.concatenate([part.labels for part in rows]).tolist(), strict=True))
-    for name in ("recency", "data-aware"):
+    for name in ("recency", "sliding-window", "data-aware"):
         done = run(shards, table, tmp_path / name, name, example_ledger=True, **pair)
         files = sorted((tmp_path / name / "examples").iterdir())
         ledger = pd.concat([pq.read_table(file).to_pandas() for file in files])
         if name == "recency":
             last = ledger.groupby("id")["loss"].last()
             np.testing.assert_allclose(final(done)[-len(ids) :], last.loc[ids].to_numpy(), rtol=1e-5)
+            continue
+        if name == "sliding-window":
+            # A row that is in a mini-batch twice, where one pass ends and the next begins, counts once.
+            ledger["batch"] = np.arange(len(ledger)) // 8
+            distinct = ledger.drop_duplicates(["batch", "id"], keep="last").groupby("id")["correct"]
+            digits = distinct.agg(lambda hits: int("1" + "".join(f"{hit:d}" for hit in hits[-2:]), 2))
+            np.testing.assert_allclose(final(done)[-len(ids) :], digits.loc[ids].to_numpy(), rtol=1e-5)
             continue
         means = np.ones(CLASSES)
         for begin in range(0, len(ledger), 24):
@@ -748,15 +674,15 @@ def test_groups_that_a_set_lacks_are_refused(shards: Path, tmp_path: Path) -> No
     make_sampler("balanced", sampling_groups="neighbourhood").check(has_classes=False, has_neighbourhoods=True)
 
 
-def test_errors_of_real_targets_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "weakness"), [("data-aware", "error"), ("sliding-window", None)])
+def test_errors_of_real_targets_are_refused(name: str, weakness: str | None, tmp_path: Path) -> None:
     targets = with_targets(write_shards(tmp_path / "set", [rows_of(48, 2), rows_of(48, 3, 100)], EVAL_ROWS))
-    values = {"model": "linear", "sampling_groups": "neighbourhood"}
-    with pytest.raises(
-        UsageError, match="--weakness error counts wrong predictions of classes, but the model fits real"
-    ):
-        run(targets, "", tmp_path / "run", "data-aware", weakness="error", **values)
+    own: dict[str, Any] = {"weakness": weakness} if weakness else {}
+    groups = {"sampling_groups": "neighbourhood"} if weakness else {}
+    with pytest.raises(UsageError, match=r"counts (wrong|correct) predictions of classes, but the model fits real"):
+        run(targets, "", tmp_path / "run", name, model="linear", **own, **groups)
     assert not (tmp_path / "run").exists()
-    make_sampler("data-aware", weakness="error").check(has_classes=True, has_neighbourhoods=False)
+    make_sampler(name, **own).check(has_classes=True, has_neighbourhoods=False)
 
 
 @every_sampler

@@ -11,6 +11,7 @@ from trainer.sampling.data_aware import DataAwareSampler
 from trainer.sampling.recency import RecencySampler
 from trainer.sampling.representative import RepresentativeSampler
 from trainer.sampling.shuffle import ShuffleSampler
+from trainer.sampling.sliding_window import SlidingWindowSampler
 from trainer.sampling.weighted import WeightedSampler
 
 SAMPLERS: dict[str, type[Sampler]] = registry(
@@ -21,6 +22,7 @@ SAMPLERS: dict[str, type[Sampler]] = registry(
     WeightedSampler,
     CurriculumSampler,
     RecencySampler,
+    SlidingWindowSampler,
     DataAwareSampler,
 )
 
