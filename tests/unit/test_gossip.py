@@ -275,10 +275,10 @@ def test_a_schedule_keeps_two_pools(steps: list[tuple[set[int], set[int], bool]]
             assert [(pool.round, pool.clock, pool.first, pool.others().ids.tolist()) for pool in pools] == expected
 
 
-def sampler_of(rows: int, batch: int, every: int, size: int) -> GossipSampler:
+def sampler_of(rows: int, batch: int, every: int, size: int, selector: str = "random") -> GossipSampler:
     own = Rows(np.zeros((rows, 1, 1, 1), np.uint8), np.zeros(rows, np.int64), np.arange(rows))
     population = Population(own.labels, None, None, batch, batch / rows, max(1, rows // batch), seed=3, worker=0)
-    config = make_config(gossip=size, gossip_every=every, seed=3)
+    config = make_config(gossip=size, gossip_every=every, selector=selector, seed=3)
     stream = ShuffleSampler().stream(population)
     return GossipSampler(FixedSampler(own, stream), own, config, 0, batch, population.epoch_steps)
 
@@ -318,6 +318,14 @@ def test_pools_leave_the_own_passes_as_they_are(
         assert set(rest) <= set(whole.ids.tolist())
         assert max(rest.values()) - min(rest[i] for i in whole.ids.tolist()) <= 1
         np.testing.assert_array_equal(draw.rows.images_NCHW[draw.places].ravel(), ids % 256)
+
+
+@pytest.mark.parametrize(("selector", "distinct"), [("static", 1), ("random", 20)])
+def test_a_static_overlap_has_the_same_examples_in_all_rounds(selector: str, distinct: int) -> None:
+    sampler = sampler_of(100, 10, 2, 5, selector)
+    given = [sampler.selection(clock) for clock in range(10, 201, 10)]
+    assert len({tuple(each.examples.ids.tolist()) for each in given if each}) == distinct
+    assert [each.epoch for each in given if each] == list(range(20))
 
 
 class RecordedLink:
@@ -419,7 +427,7 @@ def events_of(result: Result, kind: Any) -> list[Any]:
         {"protocol": "downpour", "selector": "ab", "push_every": 3},
         {"exchange": "d-psgd", "steps": 52, "selector": "ab", "gossip_signal": "start"},
         in_full({"exchange": "matcha", "steps": 60, "order": "grad-then-avg", "every": 2, "selector": "hem"}),
-        in_full({"exchange": "all-reduce", "selector": "ab", "gossip_signal": "start"}),
+        in_full({"exchange": "all-reduce", "selector": "static", "gossip_signal": "start"}),
         in_full({"exchange": "strategy-switch", "alpha": 0.5, "selector": "hem"}),
         in_full({"exchange": "sync-switch", "fraction": 0.4, "selector": "ab"}),
     ],
@@ -609,7 +617,7 @@ def test_rows_are_read_beside_a_file_without_rows(shards: Path, tmp_path: Path) 
         ({"follow": True}, "exchanges examples among the shards of one set: leave out --follow"),
         ({"protocol": "bsp", "repartition": "random"}, "among the shards of one set: leave out --repartition random"),
         ({"gossip": 0, "selector": "ab"}, "--selector is for runs whose workers exchange examples: give --gossip K"),
-        ({"selector": "easy"}, "--selector must be random or hem or spl or ab or active-bias, got 'easy'"),
+        ({"selector": "easy"}, "--selector must be random or static or hem or spl or ab or active-bias, got 'easy'"),
     ],
 )
 def test_options_that_exclude_an_exchange(values: dict[str, Any], line: str) -> None:

@@ -18,7 +18,7 @@ from trainer.data.rows import Rows, join_rows
 from trainer.data.sampling import Draw, RowSampler
 from trainer.data.shard_file import pick_rows
 from trainer.data.shards import Shards
-from trainer.gossip import SELECTORS
+from trainer.gossip import SELECTORS, STATIC
 from trainer.gossip.losses import RecordedLosses
 from trainer.gossip.rounds import MOST_EXAMPLE_BYTES, Examples, Pool
 from trainer.gossip.weave import WovenStep, selection_epoch, woven_step
@@ -151,7 +151,8 @@ class GossipSampler:
         if epoch is None:
             return None
         epoch += self.turn
-        rng = generator(self.seed, Purpose.GOSSIP_SELECTION, self.worker, epoch)
+        turn = 0 if options.selector == STATIC else epoch
+        rng = generator(self.seed, Purpose.GOSSIP_SELECTION, self.worker, turn)
         places = SELECTORS[options.selector](self.losses, options.gossip, epoch, rng)
         selected = self.rows.select(self._places[places])
         return GivenExamples(epoch, Examples(selected.ids, selected.labels, np.asarray(selected.images_NCHW)))

@@ -12,12 +12,14 @@ from trainer.gossip.losses import ExampleSelector
 from trainer.gossip.random_examples import random_examples
 from trainer.gossip.self_paced import spl
 
+STATIC = "static"  # the random draw of epoch 0 in every epoch
 SELECTORS: dict[str, ExampleSelector] = {
     "random": random_examples,
+    STATIC: random_examples,
     "hem": hem,
     "spl": spl,
     "ab": ab,
     "active-bias": active_bias,
 }
 
-__all__ = ["SELECTORS"]
+__all__ = ["SELECTORS", "STATIC"]

@@ -30,8 +30,9 @@ class GossipOptions(Spec):
     )
     selector: str = option(
         "random",
-        "--gossip: examples that a worker gives: random; hem: of the greatest losses; spl: below a growing threshold, by"
-        " their losses; ab: by the variance of their losses; active-bias: by sqrt(v + v^2/t) of the variance v of t losses",
+        "--gossip: examples that a worker gives: random; static: the same random ones in every round; hem: of the greatest"
+        " losses; spl: below a growing threshold, by their losses; ab: by the variance of their losses; active-bias: by"
+        " sqrt(v + v^2/t) of the variance v of t losses",
         metavar="NAME",
         check=lambda name: name in SELECTORS,
         expected=" or ".join(SELECTORS),
