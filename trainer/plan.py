@@ -10,7 +10,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.reporting.tables import two_column_table
 from pipeline.core.shardset.ratios import Ratios, ratios_text
 from trainer.config import ADAM, SGD, Config, RunFacts
-from trainer.coordination.schedules import INVERSE_SQRT, drops
+from trainer.coordination.schedules import COSINE, INVERSE_SQRT, drops
 from trainer.exchange.all_reduce import AllReduce
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.parameter_server import ParameterServer
@@ -41,6 +41,7 @@ class RunPlan:
             point to which it will move the parameters.
         recipe: the schedule of the rate, apart from the epochs of --drops.
         drops: epochs of this run at which the rate is divided by ten.
+        rate_warmup: epochs in which the rate rises linearly.
         epochs: length of the run.
         steps_per_epoch, steps_per_worker: mini-batches per worker in an epoch, and in the run.
         update_size: pushes per update.
@@ -86,6 +87,7 @@ class RunPlan:
     stages: tuple[str, ...] = ()
     local_steps: int = 1
     optimiser: str = SGD  # plans logged before there were others do not name theirs
+    rate_warmup: float = 0.0  # as in runs logged before it could be set
 
 
 def plan(
@@ -144,6 +146,7 @@ def plan(
         looks_ahead=config.optimiser.momentum_rule != "nesterov" and config.momentum_of(workers).at_once > 0,
         recipe=config.optimiser.recipe,
         drops=drops(config.optimiser.recipe, epochs, config.optimiser.drops),
+        rate_warmup=config.optimiser.rate_warmup,
         epochs=epochs,
         steps_per_epoch=steps_per_epoch,
         steps_per_worker=config.mini_batches_per_worker(facts.rows),
@@ -303,8 +306,12 @@ def _rates(plan: RunPlan) -> str:
         text = f"{plan.protocol} applies {each} to each push"
     else:
         text = f"{plan.protocol} applies {each} to each of {plan.update_size} pushes per update"
+    if plan.rate_warmup:
+        text += f"; rises to it in the first {plan.rate_warmup:.4g} epochs"
     if plan.recipe == INVERSE_SQRT:
         return text + "; divided by the square root of t in mini-batch t"
+    if plan.recipe == COSINE:
+        return text + "; falls to 0 along a cosine"
     falls = " and ".join(f"{drop:.4g}" for drop in plan.drops)
     return text + (f"; falls to a tenth at epoch {falls}" if falls else "")
 

@@ -17,7 +17,7 @@ from trainer.coordination.cohorts import begin_passes
 from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.local_steps import ONE_STEP, LocalPlan
 from trainer.coordination.parameter_slice import ParameterSlice
-from trainer.coordination.schedules import learning_rate
+from trainer.coordination.schedules import learning_rate, warm_up
 from trainer.coordination.switch import carry_momentum
 from trainer.coordination.weights import Weights
 from trainer.data.places import own_entries
@@ -294,6 +294,7 @@ def _rates(config: Config, facts: RunFacts) -> Callable[[float], float]:
 
     def rate(epoch: float) -> float:
         mini_batches = cohort.mini_batches(epoch, steps)
-        return learning_rate(optimiser.recipe, config.learning_rate, epoch, mini_batches, epochs, optimiser.drops)
+        full = learning_rate(optimiser.recipe, config.learning_rate, epoch, mini_batches, epochs, optimiser.drops)
+        return full * warm_up(epoch, optimiser.rate_warmup, steps)
 
     return rate

@@ -6,12 +6,24 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from torch.optim import SGD
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from pipeline.core import command_line
 from pipeline.core.errors import UsageError
 from tests.support.configs import make_config
 from trainer.config import Config, RunFacts
-from trainer.coordination.schedules import AUTO, INVERSE_SQRT, are_drops, drops, learning_rate, parse_drops
+from trainer.coordination.schedules import (
+    AUTO,
+    COSINE,
+    INVERSE_SQRT,
+    are_drops,
+    drops,
+    learning_rate,
+    parse_drops,
+    warm_up,
+)
 from trainer.flags import build_parser, config_of
 from trainer.plan import describe, plan
 from trainer.rules import worker_rate
@@ -47,6 +59,40 @@ def test_auto_drops_the_rate_after_0_75_and_0_9_of_the_run(epochs: int) -> None:
 @pytest.mark.parametrize(("before", "rate"), [(0, 1.0), (3, 0.5), (99, 0.1)])
 def test_inverse_sqrt_divides_by_the_root_of_the_mini_batch(before: int, rate: float) -> None:
     assert learning_rate(INVERSE_SQRT, 1.0, 0.0, before, 1) == pytest.approx(rate, rel=1e-15)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.25, 0.5, 0.99, 1.0])
+def test_a_cosine_is_that_of_torch(share: float) -> None:
+    """Also beyond the end, which workers with an end of their own may pass."""
+    parameter = torch.zeros(1, requires_grad=True)
+    scheduler = CosineAnnealingLR(SGD([parameter], lr=0.3), T_max=100)
+    rates = [float(scheduler.get_last_lr()[0])]
+    for _ in range(100):
+        scheduler.optimizer.step()
+        scheduler.step()
+        rates.append(float(scheduler.get_last_lr()[0]))
+    assert learning_rate(COSINE, 0.3, 8 * share, 0, 8) == pytest.approx(rates[round(100 * share)], abs=1e-12)
+    assert learning_rate(COSINE, 0.3, 8.5, 0, 8) == pytest.approx(0, abs=1e-12)
+
+
+def test_a_warm_up_rises_step_by_step_beside_the_schedule() -> None:
+    """Two epochs of five steps, then the drop of --drops in epoch 3; the plan says it."""
+    assert [warm_up(step / 5, 2, 5) for step in range(12)] == pytest.approx([*(n / 10 for n in range(1, 11)), 1, 1])
+    assert warm_up(0, 0, 5) == 1
+    config = make_config(
+        epochs=4, batch_size=10, learning_rate=0.2, protocol="bsp", drops=(3.0,), rate_warmup=2.0, servers=1
+    )
+    facts = RunFacts(2, 50, 10, 0)
+    found = [worker_rate(config, facts, step / 5) for step in range(20)]
+    assert found == pytest.approx([*(0.01 * n for n in range(1, 11)), *[0.1] * 5, *[0.01] * 5])
+    assert "rises to it in the first 2 epochs; falls to a tenth at epoch 3\n" in describe(plan(config, facts))
+    text = describe(plan(make_config(epochs=4, protocol="bsp", recipe="cosine"), facts))
+    assert "pushes; falls to 0 along a cosine\n" in text
+
+
+def test_a_warm_up_does_not_end_a_run_by_its_small_steps() -> None:
+    with pytest.raises(UsageError, match=r"--rate-warmup 2 begins with steps .* --tolerance 0.1 could end"):
+        make_config(steps=3, rate_warmup=2.0, tolerance=0.1, servers=1)
 
 
 def test_a_recipe_that_does_not_exist_is_an_error() -> None:
@@ -115,7 +161,7 @@ def config_from(*words: str) -> Config:
                 ["--recipe", recipe, "--drops", "100"],
                 f"--drops and --recipe {recipe} both set the schedule of the learning rate: leave out one of them",
             )
-            for recipe in ("ch6", "constant", "inverse-sqrt")
+            for recipe in ("ch6", "constant", "cosine", "inverse-sqrt")
         ),
     ],
 )

@@ -61,10 +61,11 @@ class Optimiser(Spec):
     weight_decay: float = option(
         2e-4, "coefficient of the L2 penalty, which is part of the loss", least=0, advanced=True
     )
-    recipe: Literal["auto", "ch4", "ch6", "constant", "inverse-sqrt"] = option(
+    recipe: Literal["auto", "ch4", "ch6", "constant", "cosine", "inverse-sqrt"] = option(
         "auto",
         f"schedule of the learning rate: auto divides it by ten after 3/4 and 9/10 of the run, {DROPS}; constant keeps it;"
-        " inverse-sqrt divides it by the square root of the number of mini-batches",
+        " cosine lowers it to 0 along half a cosine; inverse-sqrt divides it by the square root of the number of"
+        " mini-batches",
         advanced=True,
     )
     drops: tuple[float, ...] = option(
@@ -75,6 +76,13 @@ class Optimiser(Spec):
         check=are_drops,
         expected="positive epochs in increasing order, such as 100,150",
         shown="those of --recipe",
+        advanced=True,
+    )
+    rate_warmup: float = option(
+        0.0,
+        "epochs in which the learning rate rises linearly to that of --recipe or --drops; 0: none",
+        metavar="EPOCHS",
+        least=0,
         advanced=True,
     )
     tolerance: float = option(
@@ -97,4 +105,9 @@ class Optimiser(Spec):
         if self.drops and self.recipe != AUTO:
             raise UsageError(
                 f"--drops and --recipe {self.recipe} both set the schedule of the learning rate: leave out one of them"
+            )
+        if self.rate_warmup and self.tolerance:
+            raise UsageError(
+                f"--rate-warmup {self.rate_warmup:g} begins with steps so small that --tolerance {self.tolerance:g} could"
+                " end the run with them: leave out one of them"
             )

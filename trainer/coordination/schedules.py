@@ -1,4 +1,4 @@
-"""Learning-rate schedules: drops to a tenth at the epochs of a recipe or of --drops, or the decay of MLlib."""
+"""Learning-rate schedules: drops to a tenth at the epochs of a recipe or of --drops, a cosine, or the decay of MLlib."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ from itertools import pairwise
 from pipeline.core.errors import UsageError
 
 AUTO = "auto"
+COSINE = "cosine"
 INVERSE_SQRT = "inverse-sqrt"
 SHARES = (0.75, 0.9)  # of a run, after which "auto" drops the rate; earlier drops stop short runs from learning
 # ch6: TensorFlow's official ResNet, which the thesis used, drops at 91 and 136; chapter 6 prints these as 90 and 135.
 # ch4: 82 and 133, as chapter 4 prints them (81 in its section 4.4.3).
-RECIPES: dict[str, tuple[float, ...]] = {AUTO: (), "ch6": (91, 136), "ch4": (82, 133), "constant": (), INVERSE_SQRT: ()}
+RECIPES: dict[str, tuple[float, ...]] = {
+    AUTO: (),
+    "ch6": (91, 136),
+    "ch4": (82, 133),
+    "constant": (),
+    COSINE: (),
+    INVERSE_SQRT: (),
+}
 
 
 def parse_drops(text: str) -> tuple[float, ...]:
@@ -43,8 +51,8 @@ def learning_rate(
     """Return the learning rate at a point of a run. Raises KeyError for an unknown recipe.
 
     Args:
-        recipe: a key of RECIPES. A drop applies from its epoch on; inverse-sqrt is base / sqrt(t) in the t-th mini-batch,
-            as in MLlib.
+        recipe: a key of RECIPES. A drop applies from its epoch on; cosine falls to 0 at the end of the run (Loshchilov and
+            Hutter, "SGDR", 2017, without restarts); inverse-sqrt is base / sqrt(t) in the t-th mini-batch, as in MLlib.
         base: the rate at the start.
         epoch: global epoch (accepted gradients / gradients per epoch), a fraction, counted from 0.
         mini_batches: global mini-batches so far.
@@ -53,5 +61,20 @@ def learning_rate(
     """
     if recipe == INVERSE_SQRT:
         return base / math.sqrt(1 + mini_batches)
+    if recipe == COSINE:
+        return base * (1 + math.cos(math.pi * min(epoch / epochs, 1.0))) / 2
     fallen = sum(epoch >= drop for drop in drops(recipe, epochs, listed))
     return base / 10.0**fallen  # dividing gives the 0.01 and 0.001 that a reader types; multiplying by 0.1 does not
+
+
+def warm_up(epoch: float, length: float, steps_per_epoch: int) -> float:
+    """Return the factor of the rate at a point of a run: it rises linearly, and reaches 1 in the last warm-up step.
+
+    Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", 2017, section 2.2.
+
+    Args:
+        epoch: see ``learning_rate``.
+        length: epochs of the warm-up, 0 for none.
+        steps_per_epoch: mini-batches per worker and epoch.
+    """
+    return min(1.0, (epoch + 1 / steps_per_epoch) / length) if length else 1.0
