@@ -433,7 +433,12 @@ def test_uneven_workers_leave_no_earlier_weakness(pair: dict[str, Any], table: s
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "pair", [{"protocol": "asp"}, {"protocol": "ssp", "staleness_bound": 1}, {"exchange": "d-psgd"}]
+    "pair",
+    [
+        {"protocol": "asp"},
+        pytest.param({"protocol": "ssp", "staleness_bound": 1}, marks=pytest.mark.full),
+        pytest.param({"exchange": "d-psgd"}, marks=pytest.mark.full),
+    ],
 )
 def test_draws_by_validation_losses_resume_and_replay(
     pair: dict[str, Any], shards: Path, table: str, tmp_path: Path

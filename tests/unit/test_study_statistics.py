@@ -145,7 +145,7 @@ def test_the_f_interval_covers_the_true_ratio_as_often_as_it_says() -> None:
     assert np.mean([low <= 2 <= high for low, high in ends]) == pytest.approx(0.95, abs=ERROR)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_bootstrap_interval_covers_the_true_ratio_about_as_often() -> None:
     """Percentiles of few seeds are known to be short: nine tenths, where 95 % is said of many."""
     a, b = 2 * draws(10, 150, 19), draws(11, 150, 19)
