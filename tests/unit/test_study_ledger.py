@@ -83,6 +83,7 @@ DAMAGES: list[dict[str, object]] = [
     {"data": {}},
     {"curve": {"epoch": [1, 2], "accuracy": [0.5]}},
     {"curve": {"epoch": [1], "accuracy": ["half"]}},
+    {"curve": {"epoch": [1], "accuracy": [0.5], "train_loss": ["low"]}},
     {"curve": 3},
     {"sharding": {"mmd_ratio": "x"}},
     {"sharding": {"class_counts": [1, 2]}},

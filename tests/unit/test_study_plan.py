@@ -229,6 +229,12 @@ def test_a_crossed_design_has_every_set_with_every_other_seed() -> None:
             make_plan(**values)
 
 
+def test_targets_and_times_do_not_make_another_plan() -> None:
+    plan = make_plan(target=0.5, target_loss=0.37, times=[60, 120.5])
+    assert (plan.target_loss, plan.times) == (0.37, (60, 120.5))
+    assert plan.identity() == make_plan().identity()
+
+
 def test_crossed_runs_are_not_compared_with_another_study() -> None:
     with pytest.raises(UsageError, match="beside compares independent runs"):
         make_plan(sets=3, beside="other")
@@ -330,6 +336,16 @@ BAD_PLANS: list[tuple[dict[str, str], str]] = [
     ({"more": 'workers = "12"'}, "workers = '12' is not a whole number"),
     ({"more": "target = 1.5"}, "target must be an accuracy more than 0 and at most 1, got 1.5"),
     ({"more": 'target = "high"'}, "target = 'high' is not an accuracy such as 0.4"),
+    ({"more": "target_loss = 0"}, "target_loss must be a loss more than 0, got 0"),
+    ({"more": "target_loss = nan"}, "target_loss must be a loss more than 0, got nan"),
+    ({"more": "target_loss = true"}, "target_loss = True is not a loss such as 0.37"),
+    ({"more": "times = 60"}, "times = 60 is not a list of seconds such as [60, 120]"),
+    ({"more": 'times = ["60"]'}, "times = ['60'] is not a list of seconds such as [60, 120]"),
+    ({"more": "times = [true]"}, "times = [True] is not a list of seconds such as [60, 120]"),
+    ({"more": "times = [0, 60]"}, "times must be seconds more than 0 that increase, got [0, 60]"),
+    ({"more": "times = [60, 60]"}, "times must be seconds more than 0 that increase, got [60, 60]"),
+    ({"more": "times = [60, inf]"}, "times must be seconds more than 0 that increase, got [60, inf]"),
+    ({"more": "times = [nan]"}, "times must be seconds more than 0 that increase, got [nan]"),
     ({"more": 'backend = "spark"'}, "backend must be one of virtual, processes, got 'spark'"),
     ({"more": 'vary = ["weather"]'}, "vary must be one of model, order, sharding, schedule, got 'weather'"),
     ({"more": "vary = []"}, "vary names nothing: every seed would be the same run"),

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -558,6 +559,81 @@ def test_a_plan_with_a_target_has_the_times_to_it(tmp_path: Path) -> None:
     without = analyse(make_plan(("random", "stratified"), seeds=3), records)
     assert "target" not in json.dumps(without.to_json())
     assert not [table for table in tables(without) if "evaluation accuracy of" in table.caption]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_plan_with_a_target_loss_has_the_times_to_it(tmp_path: Path) -> None:
+    """Report seed 1, which never reaches it, seed 2, which lacks a loss, and a ledger without losses."""
+    plan = make_plan(("random", "stratified"), seeds=3, target_loss=0.5)
+    records = make_records(plan, lambda run: 0.6)
+    losses = ([0.9, 0.5, 0.6], [0.9, 0.8, 0.51], [0.9, None, 0.1])
+    for record, loss in zip((r for r in records if "/random/" in r["run"]), losses, strict=True):
+        record["curve"] |= {"seconds": [10.0, 20.0, 30.0], "train_loss": loss}
+    report_of(plan, tmp_path, records)
+    members = json.loads((tmp_path / "results.json").read_text())["settings"][0]["members"]
+    assert [member["seconds_to_target_loss"] for member in members] == [[20.0, 30.0], []]
+    (table,) = (table for table in tables(analyse(plan, records)) if "Training time to" in table.caption)
+    assert table.caption.startswith("Training time to a training loss of 0.5: ")
+    assert table.rows == [("random", "2 of 3", "25.0", "20.0", "30.0"), ("stratified", "0 of 3", "-", "-", "-")]
+
+
+def timed_records(plan: StudyPlan) -> list[Record]:
+    """Return runs of three seeds, all of which end at 0.6, 0.7 and 0.8; those of stratified have 0.01, 0.02 and 0.06 more.
+
+    They are evaluated after 10, 20 and 30 s, with 0.2 and 0.05 less before the end; seed 2 of random after twice that."""
+    gains = (0.01, 0.02, 0.06)
+    records = make_records(plan, lambda run: 0.6 + 0.1 * run.seed + gains[run.seed] * (run.cell.sharding != "random"))
+    for record in records:
+        record["curve"]["seconds"] = [20.0, 40.0, 60.0] if "random/cnn/asp/2" in record["run"] else [10.0, 20.0, 30.0]
+        record["seconds"] = record["curve"]["seconds"][-1]
+    return records
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_accuracies_by_time_are_those_computed_by_hand(tmp_path: Path) -> None:
+    """Compare with random's 0.4, 0.5 at 10 s, before seed 2 is evaluated, 0.55, 0.65, 0.6 at 20 s, 0.6, 0.7, 0.75 at 45 s.
+
+    The interval of differences is their mean plus and minus 4.3027 standard deviations over the root of 3."""
+    plan = make_plan(("random", "stratified"), seeds=3, times=[5, 10, 20, 45])
+    records = timed_records(plan)
+    text = report_of(plan, tmp_path, records)
+    result = analyse(plan, records)
+    values, differences = (table for table in tables(result) if table.caption.startswith("Accuracy by time"))
+    assert values.header == differences.header == ("sharding", "5 s", "10 s", "20 s", "45 s")
+    assert values.rows == [
+        ("random", "-", "0.4500 (0.0707), 2 of 3 runs", "0.6000 (0.05)", "0.6833 (0.0764)"),
+        ("stratified", "-", "0.5300 (0.125)", "0.6800 (0.125)", "0.7300 (0.125)"),
+    ]
+    # Differences of 1, 2 and 21 points at 20 s, and of 1, 2 and 11 at 45 s; two pairs at 10 s are too few.
+    assert differences.rows == [("stratified", "-", "-", "+8.00 (-19.99 to +35.99)", "+4.67 (-9.01 to +18.35)")]
+    assert "a run that has ended keeps its final accuracy (5 of 6 runs by 45 s)." in text
+    stored = json.loads((tmp_path / "results.json").read_text())["settings"][0]["members"][1]["accuracy_by_time"]
+    assert [point["seconds"] for point in stored] == [5, 10, 20, 45]
+    assert [point["summary"] and point["summary"]["mean"] for point in stored] == [None, 0.53, 0.68, 0.73]
+    assert [point["difference"] and point["difference"]["mean"] for point in stored] == [None, None, 0.08, 0.0466667]
+
+
+def test_accuracies_by_time_of_odd_ledgers_are_left_out() -> None:
+    """Report ledgers without times, diverged runs, real targets and a crossed design, whose runs are not compared."""
+    plan = make_plan(seeds=3, times=[10, 20])
+    by_time = "Accuracy by time of training, mean (sd)"
+    older = analyse(plan, make_records(plan, lambda run: 0.6))
+    (table,) = (table for table in tables(older) if table.caption.startswith("Accuracy by time"))
+    assert table.rows == [("random", "-", "-"), ("stratified", "-", "-")]
+    assert "by time" not in said(older)
+    diverged = analyse(plan, make_records(plan, lambda run: None))
+    assert [t.rows for t in tables(diverged) if t.caption.startswith(by_time)] == [table.rows]
+    real = timed_records(plan)
+    for record in real:
+        record["final_accuracy"] = record["best_accuracy"] = None
+        record["curve"] |= {"accuracy": [None] * 3}
+    assert [t.rows for t in tables(analyse(plan, real)) if t.caption.startswith(by_time)] == [table.rows]
+    crossed = replace(plan, sets=3, times=(30.0,))
+    (table,) = (t for t in tables(analyse(crossed, timed_records(crossed))) if t.caption.startswith("Accuracy by time"))
+    assert table.rows[1] == ("stratified", "0.7300 (0.125)")
+    without = analyse(make_plan(seeds=3), timed_records(plan))
+    assert "by_time" not in json.dumps(without.to_json())
+    assert not [t for t in tables(without) if t.caption.startswith("Accuracy by time")]
 
 
 def test_a_report_of_real_targets_compares_losses(tmp_path: Path) -> None:

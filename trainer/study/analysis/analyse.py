@@ -67,6 +67,7 @@ def analyse(
         baseline=plan.baseline,
         margin=plan.margin,
         target=plan.target,
+        target_loss=plan.target_loss,
         compared=plan.compare,
         settings=adjusted_settings,
         family=len(comparisons),

@@ -41,6 +41,7 @@ class Analysis:
         baseline: the member with which the others are compared.
         margin: of equivalence, as a difference of accuracies.
         target: the accuracy to which times are measured; None for none.
+        target_loss: the training loss, likewise.
         compared: the axis whose members are compared.
         settings: in the plan's order.
         family: number of tests in Holm's adjustment.
@@ -66,6 +67,7 @@ class Analysis:
     baseline: str
     margin: float
     target: float | None
+    target_loss: float | None
     compared: str
     settings: list[StudySetting]
     family: int
@@ -87,29 +89,31 @@ class Analysis:
     def to_json(self) -> dict[str, Any]:
         """Return every number of the report, rounded to six digits; null for values that could not be computed."""
         values: dict[str, Any] = _clean(asdict(replace(self, settings=[])))
-        if self.target is None:
-            del values["target"]
-        if not self.sets:
-            del values["sets"]
+        for key in ("target", "target_loss", "sets"):
+            if not values[key]:  # a plan without it
+                del values[key]
         for twins in values["twins"]:
             del twins["made"]  # not numbers, and the ledger has them
         values["settings"] = [
-            {"name": setting.name, "members": [_side_to_json(m, self.target) for m in setting.members.values()]}
+            {"name": setting.name, "members": [_side_to_json(m, self) for m in setting.members.values()]}
             | ({"search": _clean(setting.search._asdict())} if setting.search else {})
             for setting in self.settings
         ]
         return values
 
 
-def _side_to_json(member: ComparisonSide, target: float | None) -> dict[str, Any]:
+def _side_to_json(member: ComparisonSide, analysis: Analysis) -> dict[str, Any]:
     """Return the numbers of a member as plain JSON, without its records, wall-clock time and time of sharding.
 
-    Its p-values of equivalence are null for losses, because the margin is a difference of accuracies. target: as in
-    Analysis."""
+    Its p-values of equivalence are null for losses, because the margin is a difference of accuracies."""
     values = asdict(replace(member, records=[], curves=None))
     values["components"] = member.components._asdict() if member.components else None
-    if target is not None:
-        values["seconds_to_target"] = times_to(target, member.records)
+    if analysis.target is not None:
+        values["seconds_to_target"] = times_to("accuracy", analysis.target, member.records)
+    if analysis.target_loss is not None:
+        values["seconds_to_target_loss"] = times_to("train_loss", analysis.target_loss, member.records)
+    if not member.accuracy_by_time:  # a plan without times
+        del values["accuracy_by_time"]
     for key, comparison in values["comparisons"].items():
         if comparison and "accuracy" not in key:  # the margin is a difference of accuracies
             comparison["equivalence_p"] = comparison["adjusted_equivalence_p"] = None

@@ -14,7 +14,7 @@ from trainer.study.analysis import statistics
 from trainer.study.analysis.batches import own_batches
 from trainer.study.analysis.churn import Churn, churn_of
 from trainer.study.analysis.components import Components, components_of
-from trainer.study.analysis.curves import Curves, curves_of
+from trainer.study.analysis.curves import Curves, TimedAccuracy, curves_of, timed_accuracy
 from trainer.study.analysis.statistics import Comparison, MeasureSummary, compare, summarise
 from trainer.study.plan.cases import keys_of_cell
 from trainer.study.plan.study_plan import StudyPlan
@@ -47,6 +47,7 @@ class ComparisonSide:
         staleness: mean over runs.
         seconds: mean training time of a run, virtual seconds in virtual time.
         wall_s: mean wall-clock time of a run.
+        accuracy_by_time: at the plan's times.
         churn: share of images on which the models of two seeds disagree; None if the ledger has no predictions, and in a
             crossed design.
         components: of the variance of the final accuracy, in a crossed design; None in any other.
@@ -67,6 +68,7 @@ class ComparisonSide:
     staleness: float
     seconds: float
     wall_s: float
+    accuracy_by_time: tuple[TimedAccuracy, ...]
     churn: Churn | None = None
     components: Components | None = None
     repeats: int = 0
@@ -111,6 +113,9 @@ def build_side(name: str, records: list[Record], baseline: list[Record] | None, 
         staleness=_mean([record["staleness"]["mean"] for record in whole.values()]),
         seconds=_mean([record["seconds"] for record in whole.values()]),
         wall_s=_mean([record["wall_s"] for record in records]),
+        accuracy_by_time=tuple(
+            timed_accuracy(seconds, whole, against, independent=not is_crossed) for seconds in plan.times
+        ),
         churn=None if is_crossed else churn_of(_predictions(whole), _predictions(against) if against else None),
         components=components_of(_finals(whole), {seed: record["shards"] for seed, record in whole.items()}, plan.sets),
         repeats=len(whole) - len({record["parameters"] for record in whole.values()}),

@@ -37,13 +37,14 @@ plan's. A value may be a list, which makes one table per value (``trainer.study.
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -105,6 +106,8 @@ class StudyPlan:
         baseline: the member of ``compare`` with which the others are compared; the first one by default.
         margin: two mean accuracies are equivalent if they differ by less.
         target: evaluation accuracy; the report has the time until runs reach it. None for no such table.
+        target_loss: loss of training rows with the L2 term, likewise.
+        times: seconds of training, increasing; the report has the accuracy that runs have by then. Empty for no such table.
         beside: name of another study's folder next to this one; its runs are compared with the runs of equal name here.
         skip: patterns of cells that are left out, such as "cifar100-*/stratified/*".
         training: flags of every run.
@@ -126,6 +129,8 @@ class StudyPlan:
     baseline: str = ""
     margin: float = 0.005
     target: float | None = None
+    target_loss: float | None = None
+    times: tuple[float, ...] = ()
     beside: str = ""
     skip: tuple[str, ...] = ()
     training: Table = field(default_factory=dict)
@@ -163,6 +168,10 @@ class StudyPlan:
         _one_of("baseline", self.baseline, tuple(self.members))
         if self.target is not None and not 0 < self.target <= 1:
             raise UsageError(f"target must be an accuracy more than 0 and at most 1, got {self.target}")
+        if self.target_loss is not None and not 0 < self.target_loss < math.inf:
+            raise UsageError(f"target_loss must be a loss more than 0, got {self.target_loss}")
+        if not all(earlier < later for earlier, later in pairwise((0, *self.times, math.inf))):
+            raise UsageError(f"times must be seconds more than 0 that increase, got {list(self.times)}")
         if self.beside and not NAME.fullmatch(self.beside):
             raise UsageError(f"beside must be the name of a study's folder next to this one's, got {self.beside!r}")
         for pattern in self.skip:
@@ -253,6 +262,7 @@ def plan_of(values: Table, *, default_title: str = "") -> StudyPlan:
         _check_type(values, key, int, "a whole number")
     _check_type(values, "margin", float, "a number such as 0.005")
     _check_type(values, "target", float, "an accuracy such as 0.4")
+    _check_type(values, "target_loss", float, "a loss such as 0.37")
     vary = _texts(values, "vary", SOURCES)
     # Zero is reported as an invalid number of seeds, not as a missing key.
     required = [key for key in (*TABLES, "seeds") if key != OPTIONAL]
@@ -262,6 +272,7 @@ def plan_of(values: Table, *, default_title: str = "") -> StudyPlan:
         raise UsageError(f"{missing} is missing: a plan needs {example}")
     tables = {table: expand_grids(values[table], table) for table in TABLES if table in values}
     lists = {"seeds": seeds_of(values["seeds"]), "vary": vary, "skip": _texts(values, "skip", ())}
+    lists |= {"times": _seconds(values, "times")}
     arguments: dict[str, Any] = {"title": default_title} | dict(values) | tables | lists
     return StudyPlan(**arguments)
 
@@ -332,6 +343,13 @@ def _texts(values: Table, key: str, default: tuple[str, ...]) -> tuple[str, ...]
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         raise UsageError(f"{key} = {texts!r} is not a list of texts")
     return tuple(texts)
+
+
+def _seconds(values: Table, key: str) -> tuple[float, ...]:
+    times = values.get(key, ())
+    if not isinstance(times, list | tuple) or not all(type(seconds) in (int, float) for seconds in times):
+        raise UsageError(f"{key} = {times!r} is not a list of seconds such as [60, 120]")
+    return tuple(times)
 
 
 def _check_type(values: Table, key: str, kind: type, words: str) -> None:

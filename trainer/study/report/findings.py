@@ -56,7 +56,10 @@ def findings(analysis: Analysis) -> list[StudyFinding]:
                     )
                 )
             result += [StudyFinding("worse", text, "caveat") for text in remarks.caveats(analysis, setting, member)]
-        more = (remarks.skewed_values, remarks.same_shards, remarks.evenness, remarks.twins, remarks.published_ratios)
+        more = (
+            remarks.ended_runs, remarks.skewed_values, remarks.same_shards, remarks.evenness, remarks.twins,
+            remarks.published_ratios,
+        )  # fmt: skip
         result += [StudyFinding("plain", text) for about in more for text in about(analysis, setting)]
     return result
 

@@ -120,6 +120,20 @@ def caveats(analysis: Analysis, setting: StudySetting, member: ComparisonSide) -
     return sentences
 
 
+def ended_runs(analysis: Analysis, setting: StudySetting) -> list[str]:
+    """Return a remark on the runs that ended before one of the plan's times; empty if there are none."""
+    members = setting.members.values()
+    runs = [record for member in members for record in member.records if (record["curve"] or {}).get("seconds")]
+    counts = {
+        each.seconds: sum(record["seconds"] < each.seconds for record in runs)
+        for member in members
+        for each in member.accuracy_by_time
+    }
+    ends = [f"{count} of {len(runs)} runs by {seconds:g} s" for seconds, count in counts.items() if count]
+    text = f"Accuracy by time of training{where(analysis, setting)}: a run that has ended keeps its final accuracy"
+    return [f"{text} ({list_in_words(ends)})."] if ends else []
+
+
 def skewed_values(analysis: Analysis, setting: StudySetting) -> list[str]:
     """Return remarks on comparisons of values that are too skewed to be normal, with p-values that do not assume it."""
     sentences = []

@@ -75,6 +75,7 @@ def setting_tables(analysis: Analysis, setting: StudySetting) -> list[Table]:
         *_extra_measures(setting),
         *_images(analysis, setting),
         _curve(analysis, setting),
+        *_accuracy_by_time(analysis, setting),
         *_times(analysis, setting),
         _work(setting),
     ]
@@ -268,18 +269,52 @@ def _curve(analysis: Analysis, setting: StudySetting) -> Table:
     return Table(f"Spread over the whole curve (mean distance from the median curve): {setting.name}", header, rows)
 
 
-def _times(analysis: Analysis, setting: StudySetting) -> list[Table]:
-    """Return the table of the times to the plan's target accuracy, over the runs that reach it; none without a target."""
-    if analysis.target is None:
-        return []
-    rows = []
+def _accuracy_by_time(analysis: Analysis, setting: StudySetting) -> list[Table]:
+    """Return the table of accuracies at the plan's times and, if a member can be compared, of differences in points.
+
+    A mean that some runs lack, because they have no evaluation by then, has the number of those that have one."""
+    values = []
+    differences = []
+    times: tuple[str, ...] = ()
     for member in setting.members.values():
-        times = times_to(analysis.target, member.records)
-        ends = (f"{min(times):,.1f}", f"{max(times):,.1f}") if times else ("-", "-")
-        mean = f"{sum(times) / len(times):,.1f}" if times else "-"
-        rows.append((member.name, f"{len(times)} of {len(member.records)}", mean, *ends))
-    header = (analysis.compared, "runs that reach it", "mean, s", "least", "most")
-    return [Table(f"Training time to an evaluation accuracy of {analysis.target:g}: {setting.name}", header, rows)]
+        times = tuple(f"{each.seconds:g} s" for each in member.accuracy_by_time)
+        runs = len(member.records) - member.diverged
+        cells = []
+        for s in (each.summary for each in member.accuracy_by_time):
+            count = f", {s.n} of {runs} runs" if s and s.n < runs else ""
+            cells.append(f"{fixed(s.mean)} ({short(s.sd)}){count}" if s else "-")
+        values.append((member.name, *cells))
+        pairs = [each.difference for each in member.accuracy_by_time]
+        # The baseline has no differences, and neither has a member with too few pairs.
+        if any(pairs):
+            points = [f"{POINTS * d.mean:+.2f} ({ends_in_points(d.mean_interval)})" if d else "-" for d in pairs]
+            differences.append((member.name, *points))
+    header = (analysis.compared, *times)
+    base = analysis.baseline
+    result = [Table(f"Accuracy by time of training, mean (sd): {setting.name}", header, values)] if times else []
+    if differences:
+        caption = f"Accuracy by time of training - accuracy of {base}, points (95 %): {setting.name}"
+        result.append(Table(caption, header, differences))
+    return result
+
+
+def _times(analysis: Analysis, setting: StudySetting) -> list[Table]:
+    """Return the tables of the times to the plan's targets, over the runs that reach them; none without a target."""
+    tables = []
+    for key, target, words in (
+        ("accuracy", analysis.target, "an evaluation accuracy"), ("train_loss", analysis.target_loss, "a training loss"),
+    ):  # fmt: skip
+        if target is None:
+            continue
+        rows = []
+        for member in setting.members.values():
+            times = times_to(key, target, member.records)
+            ends = (f"{min(times):,.1f}", f"{max(times):,.1f}") if times else ("-", "-")
+            mean = f"{sum(times) / len(times):,.1f}" if times else "-"
+            rows.append((member.name, f"{len(times)} of {len(member.records)}", mean, *ends))
+        header = (analysis.compared, "runs that reach it", "mean, s", "least", "most")
+        tables.append(Table(f"Training time to {words} of {target:g}: {setting.name}", header, rows))
+    return tables
 
 
 def _work(setting: StudySetting) -> Table:

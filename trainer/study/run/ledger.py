@@ -203,14 +203,16 @@ def _fits_images(record: Record) -> bool:
 def _is_curve(curve: Any) -> bool:
     """True for None, which stands for no evaluation, and for as many accuracies as epochs.
 
-    An accuracy is None for real targets. Raises KeyError or TypeError for other values."""
+    An accuracy is None for real targets, and a loss that is no number is too. Raises KeyError or TypeError for other
+    values."""
     if curve is None:
         return True
     epochs = curve["epoch"]
-    accuracies = curve["accuracy"]
-    costs = [curve.get(key, epochs) for key in ("seconds", "sent_bytes")]  # ledgers of earlier versions lack them
-    finite = [accuracy for accuracy in accuracies if accuracy is not None]
-    is_rectangular = {len(epochs)} == {len(values) for values in (accuracies, *costs)}
+    # Ledgers of earlier versions lack all keys but the accuracy.
+    scores = [curve["accuracy"], curve.get("train_loss", epochs)]
+    costs = [curve.get(key, epochs) for key in ("seconds", "sent_bytes")]
+    finite = [score for values in scores for score in values if score is not None]
+    is_rectangular = {len(epochs)} == {len(values) for values in (*scores, *costs)}
     return is_rectangular and _numbers([*epochs, *finite, *(value for values in costs for value in values)])
 
 
