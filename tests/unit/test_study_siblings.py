@@ -31,6 +31,7 @@ def test_a_published_comparison_has_a_quick_sibling(name: str) -> None:
     plan, quick = find_plan(name), find_plan(f"{name}-quick")
     assert (quick.compare, quick.baseline) == (plan.compare, plan.baseline)
     assert set(quick.members) <= set(plan.members)
+    assert (bool(quick.times), bool(quick.target_loss)) == (bool(plan.times), bool(plan.target_loss))
     assert len(list(quick.runs())) <= min(MOST_RUNS, len(list(plan.runs())))
     assert {keys["input"] for keys in quick.datasets.values()} == {"build/sample"}
 
