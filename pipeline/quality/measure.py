@@ -101,8 +101,9 @@ class Reader:
                 )
         # Copies have the number of their copy, from 1.
         owned = batch.column("copy").to_numpy() == 0
-        pixels = raw_images(batch.column("image"), self.layout.record_bytes, path, at)[owned]
-        numbers = {name: batch.column(name).to_numpy()[owned] for name in self.limits}
+        rows = slice(None) if owned.all() else owned  # a slice does not copy the images
+        pixels = raw_images(batch.column("image"), self.layout.record_bytes, path, at)[rows]
+        numbers = {name: batch.column(name).to_numpy()[rows] for name in self.limits}
         labels = numbers["label"] if "label" in numbers else no_labels(len(pixels))
         return Block(
             numbers["id"],

@@ -18,6 +18,9 @@ Floats = npt.NDArray[np.floating[Any]]
 CELLS = 4  # a thumbnail has at most 4 x 4 cells per channel: 48 numbers for an RGB image of any size
 FREQUENCIES = 512
 BANDWIDTH_ROWS = 1000  # 499,500 pairs, which give the mean distance to about 1 %
+# Rows per step between two arrays, so that both stay in a core's cache; all rows at once take a fifth longer.
+POOLED_ROWS = 64
+WAVE_ROWS = 128
 
 
 def pooling_matrix(size: int, cells: int) -> npt.NDArray[np.float32]:
@@ -36,7 +39,10 @@ def thumbnails(images_NCHW: npt.NDArray[np.uint8 | np.float32]) -> npt.NDArray[n
     rows, channels, height, width = images_NCHW.shape
     across = pooling_matrix(width, min(CELLS, width)) / np.float32(255)
     down = pooling_matrix(height, min(CELLS, height))
-    pooled: npt.NDArray[np.float32] = np.matmul(down.T, images_NCHW.astype(np.float32) @ across)
+    pooled = np.empty((rows, channels, down.shape[1], across.shape[1]), np.float32)
+    for at in range(0, rows, POOLED_ROWS):
+        part = images_NCHW[at : at + POOLED_ROWS].astype(np.float32)
+        np.matmul(down.T, part @ across, out=pooled[at : at + POOLED_ROWS])
     return pooled.reshape(rows, channels * down.shape[1] * across.shape[1])
 
 
@@ -62,9 +68,15 @@ def fourier_features(features: Floats, bandwidth: float) -> npt.NDArray[np.float
     The kernel is exp(-|x - y|^2 / (2 bandwidth^2)). The dot product of two rows estimates it with an error of order
     1/sqrt(R); every row has length 1. The frequencies are fixed, so that two sets can be compared."""
     directions = _standard_directions(features.shape[1]) / bandwidth
+    # Not in steps: the last bits of a product depend on its number of rows.
     phase = features.astype(np.float32) @ directions.astype(np.float32)
-    waves: npt.NDArray[np.float32] = np.concatenate([np.cos(phase), np.sin(phase)], axis=1)
-    return waves * np.float32(1 / math.sqrt(FREQUENCIES))
+    waves = np.empty((len(phase), 2 * FREQUENCIES), np.float32)
+    for at in range(0, len(phase), WAVE_ROWS):
+        rows = slice(at, at + WAVE_ROWS)
+        np.cos(phase[rows], out=waves[rows, :FREQUENCIES])
+        np.sin(phase[rows], out=waves[rows, FREQUENCIES:])
+        waves[rows] *= np.float32(1 / math.sqrt(FREQUENCIES))
+    return waves
 
 
 @lru_cache(maxsize=8)

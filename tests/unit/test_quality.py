@@ -137,6 +137,19 @@ def test_thumbnails_of_any_size_keep_the_mean_of_each_channel(shape: tuple[int, 
     np.testing.assert_allclose(cells.mean(axis=2), images.mean(axis=(2, 3)) / 255, rtol=1e-5)
 
 
+def test_steps_over_rows_change_no_bit_of_a_row() -> None:
+    """Compare with all rows in one step, for numbers of rows that no step divides."""
+    images, _ = make_images(2 * moments.WAVE_ROWS + 5)
+    across = moments.pooling_matrix(7, 4) / np.float32(255)
+    pooled = moments.pooling_matrix(9, 4).T @ (images.astype(np.float32) @ across)
+    features = moments.thumbnails(images)
+    np.testing.assert_array_equal(features, pooled.reshape(len(images), -1))
+    directions = np.random.default_rng(0).standard_normal((features.shape[1], moments.FREQUENCIES)) / 0.7
+    phase = features @ directions.astype(np.float32)
+    waves = np.concatenate([np.cos(phase), np.sin(phase)], axis=1) * np.float32(1 / np.sqrt(moments.FREQUENCIES))
+    np.testing.assert_array_equal(moments.fourier_features(features, 0.7), waves)
+
+
 def test_mmd_equals_the_brute_force_kernel_distance(tmp_path: Path) -> None:
     images, labels = make_images(400)
     worker = (labels + np.arange(400) // 200) % 3
