@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 
 from pipeline.core.errors import JobError
@@ -24,7 +23,7 @@ from pipeline.doctor.machine import check_folders, check_open_files, check_umask
 from pipeline.doctor.places import check_input, check_reach, output_error, read_clock
 from pipeline.doctor.security import check_kerberos
 from pipeline.doctor.versions import check_extras, check_versions, missing_extras
-from pipeline.spark.failures import cluster_failure
+from pipeline.spark.failures import cluster_failure, raised_error
 from pipeline.spark.jvm import jvm_of
 from pipeline.spark.session import spark_context
 from pipeline.spark.store import open_store
@@ -166,9 +165,7 @@ class Examination:
 
 
 def failed_check(name: str, error: Exception) -> Check:
-    """Return the failed check for an error of Spark or of a task."""
+    """Return the failed check for an error of Spark or of a task, with its cause in one line."""
     text = str(error)
-    line = cluster_failure(text)
-    if line is None and isinstance(error, Py4JJavaError):
-        line = str(error.java_exception.toString()).splitlines()[0]
-    return Check(name, FAILED, line or f"{type(error).__name__}: {text}"[:300])
+    line = cluster_failure(text) or raised_error(text) or f"{type(error).__name__}: {' '.join(text.split())}"
+    return Check(name, FAILED, line[:300])

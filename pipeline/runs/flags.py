@@ -21,7 +21,7 @@ from pipeline.core.storage.uri import is_hdfs
 from pipeline.input.formats import FORMATS
 from pipeline.input.read_options import ReadOptions
 from pipeline.runs.request import Request
-from pipeline.spark.failures import cluster_failure
+from pipeline.spark.failures import cluster_failure, raised_error
 from pipeline.strategies import STRATEGIES, Strategy
 
 SHARD = "Shard images by any strategy, on the running Spark or on a local Spark."
@@ -397,10 +397,7 @@ def _cause(error: Exception) -> tuple[str, int]:
     if match := re.search(r"pipeline\.core\.errors\.(\w+): (.+)", text):
         kind = getattr(errors, match[1], JobError)
         return match[2], kind.exit_code
-    raised = re.findall(
-        r"^(?:: |Caused by: )?(?:[\w.$]+\.)?(\w*(?:Error|Exception|Interrupt)): (.+)$", text, re.MULTILINE
-    )
     if not isinstance(error, ImportError) and (line := cluster_failure(text)):
         return line, 1
-    detail = ": ".join(raised[-1]) if raised else next(iter(text.strip().splitlines()), "")[:300]
+    detail = raised_error(text) or next(iter(text.strip().splitlines()), "")[:300]
     return f"{type(error).__name__}{': ' * bool(detail)}{detail} (--debug shows the whole trace)", 1

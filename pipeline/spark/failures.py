@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 
 PYTHON = "start executors with a Python that has this project's packages, by PYSPARK_PYTHON or --archives"
+# A name without a message is only looked for without its module, as Python prints its own errors.
+RAISED = re.compile(
+    r"^(?:(?:: |Caused by: )?(?:[\w.$]+\.)?(\w*(?:Error|Exception|Interrupt)): (.+)|(\w+Error))$", re.MULTILINE
+)
 FULL_DISK = re.compile(r"No space left on device(?!: ')")  # Python's own message contains a path and is clear enough
 
 
@@ -29,3 +33,11 @@ def cluster_failure(text: str) -> str | None:
             " TMPDIR there"
         )
     return None
+
+
+def raised_error(text: str) -> str | None:
+    """Return the innermost error in Spark's report, its type and message in one line; None if there is none.
+
+    text: the report, with its stack traces."""
+    errors = RAISED.findall(text)
+    return ": ".join(filter(None, errors[-1])) if errors else None

@@ -30,6 +30,7 @@ from pipeline.doctor.checks import (
 )
 from pipeline.doctor.clocks import Reading, check_clocks, closest
 from pipeline.doctor.command import seconds
+from pipeline.doctor.examine import failed_check
 from pipeline.doctor.facts import (
     ExecutorAccess,
     Folder,
@@ -340,6 +341,25 @@ def test_failures_of_a_cluster_have_their_own_lines(report: str, part: str) -> N
     assert code == 1
     assert line == cluster_failure(report)
     assert re.search(part, line)
+
+
+@pytest.mark.parametrize(
+    ("report", "line"),
+    [
+        ("ValueError: odd", "ValueError: odd"),
+        ("AssertionError", "AssertionError"),
+        ("OSError: [Errno 5] Input/output error: '/in/a'", "OSError: [Errno 5] Input/output error: '/in/a'"),
+    ],
+)
+def test_an_unforeseen_error_of_a_task_is_shown(report: str, line: str) -> None:
+    """Spark's report begins with the loss of the task, and repeats the error of Python."""
+    error = f'org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n  File "a.py"\n{report}\n'
+    lost = f"org.apache.spark.SparkException: Job aborted due to stage failure: Lost task 0.3 (host): {error}"
+    text = f"An error occurred while calling o1.collect.\n: {lost}\tat org.apache\nCaused by: {error}\n\tat org.apache"
+    check = failed_check("executors", RuntimeError(text))
+    assert (check.name, check.level, check.text) == ("executors", FAILED, line)
+    assert line in _cause(RuntimeError(text))[0]
+    assert failed_check("master", RuntimeError("no\nsuch thing")).text == "RuntimeError: no such thing"
 
 
 def test_other_failures_keep_their_words() -> None:
