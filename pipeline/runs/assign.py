@@ -55,6 +55,7 @@ def assign(
     resize: tuple[int, int] | None = None,
     image_column: str | None = None,
     label_column: str | None = None,
+    allow_empty: bool = False,
     scratch: str | None = None,
     quiet: bool = True,
 ) -> DataFrame:
@@ -79,6 +80,7 @@ def assign(
         resize: (height, width), to resize images.
         image_column: column or array of the images; None: a usual name.
         label_column: column or array of the labels; None: a usual name.
+        allow_empty: allow more workers than rows.
         scratch: an empty folder that all executors reach, required on a cluster. The caller deletes it once the result
             is no longer used. None: a temporary folder that is deleted when Python exits.
         quiet: print no progress.
@@ -107,6 +109,7 @@ def assign(
             image_column=image_column,
             label_column=label_column,
         ),
+        allow_empty=allow_empty,
         ratios=ratios,
         group_by=group_by,
     )

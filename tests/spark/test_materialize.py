@@ -308,6 +308,9 @@ def test_a_notebook_assigns_a_data_frame_by_its_own_ids(spark: SparkSession, tmp
     pd.testing.assert_frame_equal(*(table.sort_values("id", ignore_index=True) for table in tables))
     with pytest.raises(UsageError, match="the DataFrame has no column id; it has label, image"):
         pipeline.assign(frame.drop("id"), "random", 2)
+    with pytest.raises(UsageError, match="--workers 3 is more than the 2 rows; use fewer workers, or --allow-empty"):
+        pipeline.assign(frame.limit(2), "round_robin", 3, image_shape=SHAPE)
+    assert pipeline.assign(frame.limit(2), "round_robin", 3, image_shape=SHAPE, allow_empty=True).count() == 2
     with pytest.raises(UsageError, match="the column id is of string"):
         pipeline.assign(frame.withColumn("id", F.col("id").cast("string")), "random", 2)
     nulls = frame.withColumn("id", F.when(F.col("id") > 1200, F.col("id")))

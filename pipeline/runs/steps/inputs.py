@@ -115,7 +115,9 @@ def file_names(dataset: Dataset) -> str:
 def check_num_workers(request: Request, dataset: Dataset) -> None:
     """Raise UsageError if there are more workers than rows."""
     if request.num_workers > dataset.rows and not request.allow_empty:
-        raise UsageError(f"--workers {request.num_workers} is more than the {dataset.rows} rows; use fewer workers")
+        raise UsageError(
+            f"--workers {request.num_workers} is more than the {dataset.rows} rows; use fewer workers, or --allow-empty"
+        )
 
 
 def scan_inputs(run: ShardingRun, inputs: Inputs) -> ScannedInputs:
