@@ -209,6 +209,10 @@ class StoredGroups:
     counts: Ints
     params: dict[str, Any]
 
+    def fit_result(self, start: Start, sparse_if: SparseIf = "never") -> FitResult:
+        """Return the result of the fit that made the set. start, sparse_if: the strategy's rules, as in FitResult."""
+        return FitResult(StoredNeighbourhoods(), self.counts, start, sparse_if, params=self.params)
+
 
 class StoredNeighbourhoods(Grouping):
     """The grouping by the neighbourhood column of a committed set."""

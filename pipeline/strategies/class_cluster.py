@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import ClassVar
 
 from pipeline.assignment.groups import Start
 from pipeline.core.specs import option
 from pipeline.input.dataset import Dataset
-from pipeline.strategies.base import START_HELP, Context, FitResult, StoredGroups, StoredNeighbourhoods
+from pipeline.strategies.base import START_HELP, Context, FitResult, StoredGroups
 from pipeline.strategies.engines import load_engine, modules_of
 from pipeline.strategies.neighbourhoods import NeighbourhoodStrategy
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,14 @@ class ClassCluster(NeighbourhoodStrategy):
         """Return the (class, cluster) cell of every row, which the engine finds class by class."""
         classes = context.scan.num_classes
         clusters_per_class = max(1, (self.clusters or 2 * classes) // classes)
+        if clusters_per_class == 1:
+            logger.warning(
+                f"warning: --clusters {self.clusters} for {classes} classes is one cluster per class, so class_cluster deals"
+                f" rows as stratified --start {self.start} does; give at least {2 * classes}"
+            )
         # Clusters are numbered over all classes, so that every (class, cluster) cell is one group.
         result = load_engine(self.engine).cluster(context, self, clusters_per_class, by_class=True)
         return FitResult(result.grouping, result.counts, start=self.start, params=result.params, models=result.models)
 
     def refit(self, context: Context, stored_groups: StoredGroups) -> FitResult:
-        return FitResult(StoredNeighbourhoods(), stored_groups.counts, start=self.start, params=stored_groups.params)
+        return stored_groups.fit_result(self.start)

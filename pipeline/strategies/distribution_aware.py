@@ -9,7 +9,7 @@ from pipeline.assignment.groups import SparseIf, Start
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import option
 from pipeline.input.dataset import Dataset
-from pipeline.strategies.base import SPARSE_HELP, START_HELP, Context, FitResult, StoredGroups, StoredNeighbourhoods
+from pipeline.strategies.base import SPARSE_HELP, START_HELP, Context, FitResult, StoredGroups
 from pipeline.strategies.engines import load_engine, modules_of
 from pipeline.strategies.neighbourhoods import COMPONENTS, NeighbourhoodStrategy
 
@@ -83,6 +83,4 @@ class DistributionAware(NeighbourhoodStrategy):
         )
 
     def refit(self, context: Context, stored_groups: StoredGroups) -> FitResult:
-        return FitResult(
-            StoredNeighbourhoods(), stored_groups.counts, self.start, self.sparse_if, params=stored_groups.params
-        )
+        return stored_groups.fit_result(self.start, self.sparse_if)

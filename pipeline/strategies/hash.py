@@ -33,7 +33,6 @@ from pipeline.strategies.base import (
     Context,
     FitResult,
     StoredGroups,
-    StoredNeighbourhoods,
 )
 from pipeline.strategies.embeddings import EmbeddingStrategy, row_layout
 from pipeline.strategies.neighbourhoods import EMBEDDING, FIT_ROWS, feature_grid, group_rows, images_or_vectors
@@ -240,9 +239,7 @@ class Hash(EmbeddingStrategy):
         return FitResult(grouping, counts, self.start, self.sparse_if, params, {"hashes": model})
 
     def refit(self, context: Context, stored_groups: StoredGroups) -> FitResult:
-        return FitResult(
-            StoredNeighbourhoods(), stored_groups.counts, self.start, self.sparse_if, params=stored_groups.params
-        )
+        return stored_groups.fit_result(self.start, self.sparse_if)
 
     def fit_functions(self, context: Context, images: Images, grid: Grid | None) -> Hashes:
         """Fit the hash functions to a sample of the rows, in one task."""

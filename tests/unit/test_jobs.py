@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from pipeline.core.storage.store import Store
 from pipeline.runs.command import note_on_copies
 from pipeline.runs.flags import read_request, sharding_parser
 from pipeline.spark.session import PACKAGE
-from pipeline.strategies import Strategy
+from pipeline.strategies import Strategy, class_cluster
+from pipeline.strategies.class_cluster import ClassCluster
 from pipeline.strategies.distribution_aware import DistributionAware
 from pipeline.strategies.hash import Hash
 from pipeline.strategies.random import Random
@@ -64,6 +66,24 @@ def test_many_copies_are_noted_with_their_remedy(strategy: Strategy, copies: int
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("clusters", "line"), [(None, ""), (20, ""), (19, "--clusters 19 for 10 "), (3, "--clusters 3 ")])
+def test_one_cluster_per_class_is_said_to_be_stratified(
+    clusters: int | None, line: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    per_class = []
+
+    def cluster(context: Any, strategy: ClassCluster, number: int, **_: Any) -> Any:
+        per_class.append(number)
+        return SimpleNamespace(grouping=None, counts=None, params={}, models={})
+
+    monkeypatch.setattr(class_cluster, "load_engine", lambda name: SimpleNamespace(cluster=cluster))
+    context: Any = SimpleNamespace(scan=SimpleNamespace(num_classes=10))
+    ClassCluster(clusters=clusters).fit(context)
+    assert per_class == [1 if line else 2]
+    remedy = "so class_cluster deals rows as stratified --start carry does; give at least 20"
+    assert [line in record.message and remedy in record.message for record in caplog.records] == [True] * bool(line)
+
+
 def test_a_copied_job_imports_nothing_beside_its_folder(tmp_path: Path) -> None:
     """Spark copies a remote script below /tmp, where anybody may put a package of the same name."""
     guard = 'if Path(__file__).resolve().parent.name == "jobs":'
