@@ -13,7 +13,7 @@ import pytest
 from pipeline.core.errors import DataError, UsageError
 from tests.support.configs import make_config
 from tests.support.trainer_sets import rows_of, write_bare_shard, write_shards
-from trainer import Options
+from trainer import Options, train
 from trainer.config import SEPARATOR
 from trainer.data import bare_shards
 from trainer.data.bare_shards import BareShard, describe_bare
@@ -124,7 +124,7 @@ def test_shards_of_other_forms_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "c.parquet").write_bytes(b"no Parquet")
     with pytest.raises(DataError, match=r"c\.parquet is damaged: "):
         open_shards(joined(first, tmp_path / "c.parquet"))
-    with pytest.raises(DataError, match=r"d\.parquet has no rows, and a worker without rows cannot train"):
+    with pytest.raises(DataError, match=r"d\.parquet has no rows, and .* cannot train; leave it out of --shards$"):
         open_shards(joined(first, write_bare_shard(tmp_path / "d.parquet", 0, rows=0)))
 
 
@@ -136,6 +136,14 @@ def test_a_run_trains_every_row_of_bare_shards_once_an_epoch(tmp_path: Path) -> 
     assert result is not None
     assert result.passes["whole"] == result.passes["true"] == 2
     assert result.passes["expected"] == result.passes["fingerprint"]
+
+
+def test_other_workers_are_offered_by_sharding_anew(tmp_path: Path) -> None:
+    """There is no manifest, without which nothing is resharded."""
+    files = [write_bare_shard(tmp_path / f"{n}.parquet", 10 * n, rows=10) for n in range(2)]
+    config = make_config(joined(*files), tmp_path / "run", model="logistic")
+    with pytest.raises(UsageError, match=r"per shard, 2; with --resume .* and sharding shard --workers 5 makes"):
+        train(config, Options(silent=True, workers=5))
 
 
 def test_the_command_line_takes_several_paths(tmp_path: Path) -> None:

@@ -201,7 +201,10 @@ class BareSums:
                 self.rows += len(values)
                 self.copies += len(data) - len(values)
         if not worker.rows:
-            raise DataError(f"{shards.uri}/{worker.files[0].path} has no rows, and a worker without rows cannot train")
+            raise DataError(
+                f"{shards.uri}/{worker.files[0].path} has no rows, and a worker without rows cannot train;"
+                " leave it out of --shards"
+            )
 
     def means(self, image: Image) -> list[float]:
         """Return the mean of each channel."""

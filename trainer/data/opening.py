@@ -26,7 +26,7 @@ def open_shards(uri: str) -> Shards:
     uris = uri.split(SEPARATOR)
     store = store_of(uris[0])
     if len(uris) > 1 or (uri.endswith(SUFFIX) and not _is_folder(store, uri)):
-        return _open_bare(store, uris)
+        return open_bare(store, uris)
     with unreadable_is_data_error(uri):
         absolute = store.resolve(uri)
         store.exists(absolute)  # not retried, so that an unreachable host is reported at once
@@ -34,7 +34,7 @@ def open_shards(uri: str) -> Shards:
     if committed is None:
         refuse_single_shard(store, absolute)
         if bare_files(store, absolute):
-            return _open_bare(store, uris)
+            return open_bare(store, uris)
         raise DataError(
             f"{absolute} has no {NAME}: no shards were ever committed there; make them with"
             f" sharding shard --strategy stratified --input DATA --output {uri} --workers N"
@@ -64,13 +64,6 @@ def _is_folder(store: Store, uri: str) -> bool:
     with unreadable_is_data_error(uri), suppress(FileNotFoundError, NotADirectoryError):
         return with_retries(store.info)(store.resolve(uri)).is_dir
     return False
-
-
-def _open_bare(store: Store, uris: list[str]) -> Shards:
-    """Open shards without a manifest. Raises as ``open_bare``, and DataError for a worker without rows."""
-    bare = open_bare(store, uris)
-    _check_workers(bare)
-    return bare
 
 
 def store_of(uri: str) -> Store:

@@ -90,7 +90,9 @@ def _check_workers(context: RunContext, options: Options) -> None:
             " which hosts that are started by hand cannot agree on: leave out --addresses and --roles"
         )
     if options.workers not in (None, context.num_workers):
+        # Resharding reads a manifest.
+        command = "shard" if context.shards.is_bare else "reshard"
         raise UsageError(
             f"--workers {options.workers}: a run begins with a worker per shard, {context.num_workers}; with --resume it"
-            f" continues with another number, and sharding reshard --workers {options.workers} makes other shards"
+            f" continues with another number, and sharding {command} --workers {options.workers} makes other shards"
         )
