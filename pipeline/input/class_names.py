@@ -32,14 +32,23 @@ def number_classes(
     # A set of names per file, so that the driver holds classes and no rows.
     names = sorted({name for _, layout in surveys for name in layout.class_names})
     if len(names) > MAX_CLASSES:
-        raise DataError(f"the labels are {len(names):,} different texts; there are at most {MAX_CLASSES:,} classes")
+        raise DataError(
+            f"the labels are {len(names):,} different texts; there are at most {MAX_CLASSES:,} classes: use other labels, or"
+            " --unlabelled"
+        )
     wrong = next((name for name in names if not 0 < len(name) <= MOST_CHARACTERS), None)
     if wrong is not None:  # it may be ""
-        raise DataError(f"a class is named {wrong[:80]!r}: names have 1 to {MOST_CHARACTERS} characters")
+        raise DataError(
+            f"a class is named {wrong[:80]!r}, of {len(wrong)} characters: names have 1 to {MOST_CHARACTERS}; rename it, or"
+            " use other labels"
+        )
     if training_names:
         unknown = sorted(set(names) - set(training_names))
         if unknown:
-            raise DataError(f"the evaluation files have the class {unknown[0]!r}, which the input lacks")
+            raise DataError(
+                f"the evaluation files have the class {unknown[0]!r}, which the input lacks; leave out its rows there, or"
+                " add some to the input"
+            )
         names = list(training_names)
     elif all(is_number(name) for name in names):
         # Folders 0 to 9 number their classes; sorted as texts, 10 would come before 2.
@@ -50,6 +59,12 @@ def number_classes(
         _number_file(file, replace(layout, class_names=tuple(names), num_classes=len(names)), numbers)
         for file, layout in surveys
     ]
+
+
+def label_advice(layout: Layout, expected: Layout) -> str:
+    """Return the end of an error line about files of which only some name their classes; empty for any other files."""
+    is_mixed = layout.named_labels != expected.named_labels
+    return "; write all labels as whole numbers, or all as texts" * is_mixed
 
 
 def with_names(survey: tuple[DataFile, Layout], names: tuple[str, ...]) -> tuple[DataFile, Layout]:
@@ -73,6 +88,7 @@ def _check_names(file: DataFile, layout: Layout, training_names: tuple[str, ...]
     if training_names and layout.class_names and layout.class_names != training_names:
         raise DataError(
             f"{file.path} names its classes {', '.join(layout.class_names[:3])}, ..., and the input"
-            f" {', '.join(training_names[:3])}, ...: their numbers differ"
+            f" {', '.join(training_names[:3])}, ...: their numbers differ; declare the same"
+            " names in the same order"
         )
     return layout

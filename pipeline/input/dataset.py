@@ -20,7 +20,7 @@ from pipeline.core.shardset.layout import Layout
 from pipeline.core.shardset.schema import no_labels
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
-from pipeline.input.class_names import number_classes, with_names
+from pipeline.input.class_names import label_advice, number_classes, with_names
 from pipeline.input.converted import stored_layout, with_conversion
 from pipeline.input.decoded import read_decoded
 from pipeline.input.files import input_files
@@ -272,7 +272,7 @@ def discover(
         if layout != expected:
             raise DataError(
                 f"mixed layouts: {first_file.path} holds {expected.describe()}, {file.path} holds {layout.describe()}"
-                f"{conversion_advice(layout.shape, expected)}"
+                f"{conversion_advice(layout.shape, expected)}{label_advice(layout, expected)}"
             )
     if read_options.num_classes is not None:
         expected = replace(expected, num_classes=read_options.num_classes)

@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.core.errors import DataError, UsageError
+from pipeline.input.class_names import label_advice
 from pipeline.input.dataset import Dataset
+from pipeline.input.image_files import conversion_advice
 
 
 def check_evaluation(training: Dataset, evaluation: Dataset) -> None:
@@ -19,6 +21,7 @@ def check_evaluation(training: Dataset, evaluation: Dataset) -> None:
     if compared[0] != compared[1]:
         raise DataError(
             f"{evaluation.uri} holds {compared[0].describe()}, the input {compared[1].describe()}; they must match"
+            f"{conversion_advice(compared[0].shape, compared[1])}{label_advice(*compared)}"
         )
     # If one of them numbers its classes and the other names them, equal labels can be different classes.
     names = evaluation.layout.class_names

@@ -124,7 +124,9 @@ def test_labels_out_of_range_are_left_out(tmp_path: Path) -> None:
 def test_a_class_name_without_or_with_many_characters_is_refused(name: str, tmp_path: Path) -> None:
     table = pa.table({"image": [image_file(row) for row in (0, 1)], "label": ["b", name]})
     pq.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"a class is named 'x*': names have 1 to 200 characters"):
+    with pytest.raises(
+        DataError, match=rf"a class is named 'x*', of {len(name)} characters: names have 1 to 200; rename"
+    ):
         discover(Store(), str(tmp_path), run=serial)
 
 
@@ -218,6 +220,14 @@ def test_numbers_among_names_are_left_out(tmp_path: Path) -> None:
         (1, "the label 1 is no known class")
     ]
     assert [label for block in rest.read(0, 3) for label in block.labels] == [1, 0, 1]
+
+
+def test_a_label_beyond_32_bits_is_named_with_its_record(tmp_path: Path) -> None:
+    image = io.BytesIO()
+    Image.fromarray(IMAGES[0]).save(image, "PNG")
+    (tmp_path / "a").write_bytes(tfrecord([example(image=image.getvalue(), label=label) for label in (1, 1 << 31)]))
+    with pytest.raises(DataError, match=r"/a, .* holds 2147483648: number the classes from 0 to at most 65,535$"):
+        list(discover(Store(), str(tmp_path), run=serial).read(0, 2))
 
 
 def spark_image(row: int) -> dict[str, object]:

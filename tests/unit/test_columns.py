@@ -18,6 +18,7 @@ from pipeline.core.shardset.parts import Image, Labels, Worker
 from pipeline.core.storage.store import Store
 from pipeline.input.committed import layout_of
 from pipeline.input.dataset import Dataset, discover, serial
+from pipeline.input.evaluation import check_evaluation
 from pipeline.input.formats.tables.images import IMAGE_COLUMNS
 from pipeline.input.formats.tables.labels import LABEL_COLUMNS
 from pipeline.input.formats.tfrecord import IMAGE_FEATURES, LABEL_FEATURES
@@ -73,6 +74,25 @@ def test_files_with_other_texts_share_their_classes(tmp_path: Path) -> None:
 def test_texts_of_numbers_are_the_numbers(tmp_path: Path) -> None:
     dataset = find(write(tmp_path / "a.parquet", image=RAW, label=["10", "2", "2", "0", "10"]), shape=SHAPE)
     assert labels_of(dataset) == [10, 2, 2, 0, 10]
+
+
+def test_labels_of_another_type_than_the_inputs_are_refused(tmp_path: Path) -> None:
+    """Texts of numbers in one of two files, and in evaluation files only."""
+    (tmp_path / "in").mkdir()
+    numbers = find(write(tmp_path / "in" / "a.parquet", image=RAW, label=[3] * 5), shape=SHAPE)
+    texts = find(write(tmp_path / "in" / "b.parquet", image=RAW, label=["3"] * 5), shape=SHAPE)
+    advice = "; write all labels as whole numbers, or all as texts$"
+    with pytest.raises(DataError, match=f"mixed layouts: .* with names as labels{advice}"):
+        find(tmp_path / "in", shape=SHAPE)
+    for training, evaluation in ((numbers, texts), (texts, numbers)):
+        with pytest.raises(DataError, match=f"they must match{advice}"):
+            check_evaluation(training, evaluation)
+
+
+def test_labels_beyond_32_bits_are_refused(tmp_path: Path) -> None:
+    dataset = find(write(tmp_path / "a.parquet", image=RAW, label=[0, 3_000_000_000, 1, 2, 3]), shape=SHAPE)
+    with pytest.raises(DataError, match=r"near row 0: label holds 3000000000: number the classes from 0 to at"):
+        labels_of(dataset)
 
 
 def test_a_class_label_names_its_numbers(tmp_path: Path) -> None:

@@ -263,7 +263,7 @@ def broken_inputs(tmp_path: Path) -> dict[str, tuple[Path, str]]:
         "a damaged page": (rotten, "part-0.parquet is damaged"),
         "a struct without bytes": (struct, "part-0.parquet: column image is a struct of path; an image is binary"),
         "a broken first PNG": (first, "part-0.parquet, row 0: the image cannot be decoded"),
-        "a label beyond 32 bits": (huge, "labels holds a label outside"),
+        "a label beyond 32 bits": (huge, "labels holds 4294967299: number the classes from 0"),
         "a path through a file": (torn / "part-0.parquet" / "x", "does not exist"),
         "a dangling link": (link, "data_batch_1.bin"),
         "a missing path": (tmp_path / "nowhere", "nowhere does not exist"),

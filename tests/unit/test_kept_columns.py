@@ -167,10 +167,15 @@ def test_formats_without_columns_say_so(tmp_path: Path) -> None:
 def test_a_value_that_does_not_fit_names_its_column(tmp_path: Path) -> None:
     (tmp_path / "p").mkdir()
     image = pa.array([bytes(12)], pa.binary())
-    table = pa.table({"image": image, "label": pa.array([0]), "n": pa.array([1 << 63], pa.uint64())})
+    times = pa.array([1500], pa.timestamp("ns"))
+    table = pa.table({"image": image, "label": [0], "n": pa.array([1 << 63], pa.uint64()), "at": times})
     pq.write_table(table, tmp_path / "p" / "a.parquet")
-    with pytest.raises(DataError, match="column n does not fit int64"):
-        list(discovered(tmp_path / "p", "n").read(0, 1))
+    for name, line in (
+        ("n", "n does not fit int64: .* 9223372036854775808"),
+        ("at", r"at .* timestamp\[us\]: .* 1500"),
+    ):
+        with pytest.raises(DataError, match=f"column {line}.*; convert it in the file, or leave it out$"):
+            list(discovered(tmp_path / "p", name).read(0, 1))
 
 
 def test_text_that_is_no_utf8_is_refused(tmp_path: Path) -> None:

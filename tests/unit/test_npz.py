@@ -85,7 +85,10 @@ def header_of(shape: str, dtype: str = "'|u1'") -> bytes:
         (archive(images=GREY / 255, labels=LABELS), "array images is float64; images are uint8, 0 to 255"),
         (archive(images=GREY.reshape(ROWS, -1), labels=LABELS), r"array images has shape \(40, 30\); images are"),
         (archive(images=GREY, labels=LABELS[:-1]), r"array labels is int64 \(39,\); labels are 40 whole numbers"),
-        (archive(images=GREY, labels=LABELS + 2**31), "array labels holds a label outside"),
+        (
+            archive(images=GREY, labels=LABELS + 2**31),
+            r"array labels holds \d{10}: number the classes from 0 to at most 65,535",
+        ),
         (with_member(header_of("(1 << 40, 4, 4)") + bytes(16)), "is damaged"),
         (with_member(header_of("(1099511627776, 4, 4)") + bytes(16)), "array images is damaged: 16 bytes are no uint8"),
         (with_member(header_of("(1,)", "'|O'") + bytes(8)), "array images is damaged: it holds pickled objects"),

@@ -109,7 +109,10 @@ def kept_values(column: pa.ChunkedArray | pa.Array, attribute: KeptColumn, path:
         values.validate(full=True)
         return values
     except pa.ArrowException as error:
-        raise DataError(f"{path}: column {attribute.name} does not fit {attribute.type}: {words_of(error)}") from None
+        raise DataError(
+            f"{path}: column {attribute.name} does not fit {attribute.type}: {words_of(error)}; convert it in the file,"
+            " or leave it out"
+        ) from None
 
 
 def value_hashes(values: pa.Array) -> npt.NDArray[np.uint64]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pipeline.core.errors import DataError
 from pipeline.core.shardset.layout import MAX_IMAGE_BYTES, Layout
-from pipeline.input.formats.base import MOST_LABEL
+from pipeline.input.formats.base import check_label_range
 
 
 def image_shape(
@@ -72,12 +72,9 @@ def check_labels(shape: tuple[int, ...], dtype: np.dtype[Any], rows: int, place:
 
 
 def labels_of(array: npt.NDArray[Any], rows: int, place: str) -> npt.NDArray[np.int32]:
-    """Return labels as int32 [rows]. Raises DataError if they are not whole numbers of 32 bits, one per image.
-
-    Negative ones pass: the scan refuses them row by row, and --max-bad-records leaves out these rows alone."""
+    """Return labels as int32 [rows]. Raises DataError if they are not whole numbers of 32 bits, one per image."""
     check_labels(array.shape, array.dtype, rows, place)
-    if rows and not -MOST_LABEL <= array.min() <= array.max() <= MOST_LABEL:
-        raise DataError(f"{place} holds a label outside 0..{MOST_LABEL}")
+    check_label_range(array, place)
     return array.reshape(rows).astype(np.int32)
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline.core.errors import UsageError
-from pipeline.core.shardset.layout import KeptColumn, Layout
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.shardset.layout import MAX_CLASSES, KeptColumn, Layout
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 from pipeline.input.read_options import ReadOptions
@@ -22,6 +22,15 @@ MOST_LABEL = (1 << 31) - 1  # labels are int32
 BLOCK_ROWS = 2048  # the most rows of a block
 DECODED_BYTES = 16 << 20  # image files that are decoded together, in bytes of pixels
 BLOCK_BYTES = 64 << 20  # the most image bytes of a block of several rows: Arrow's offsets end at 2 GiB
+
+
+def check_label_range(labels: npt.NDArray[np.integer[Any]], place: str) -> None:
+    """Raise DataError for a label that int32 does not hold. place: of the labels, for the message.
+
+    Negative ones pass: the scan refuses them row by row, and --max-bad-records leaves out these rows alone."""
+    wide = labels[(labels < -MOST_LABEL) | (labels > MOST_LABEL)]
+    if wide.size:
+        raise DataError(f"{place} holds {wide[0]}: number the classes from 0 to at most {MAX_CLASSES - 1:,}")
 
 
 def block_rows(record_bytes: int) -> int:

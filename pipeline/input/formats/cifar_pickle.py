@@ -19,7 +19,7 @@ from pipeline.core.shardset.layout import CIFAR_SHAPE, Layout
 from pipeline.core.shardset.schema import no_labels, words_of
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
-from pipeline.input.formats.base import MOST_LABEL, Columns, DataFile, block_spans
+from pipeline.input.formats.base import Columns, DataFile, block_spans, check_label_range
 from pipeline.input.formats.cifar_columns import COARSE, CifarColumns
 from pipeline.input.read_options import ReadOptions
 
@@ -175,11 +175,9 @@ def _labels(batch: dict[bytes, Any], key: bytes, path: str, rows: int) -> np.nda
         labels = np.asarray(values)
         if labels.dtype.kind not in "iu" or labels.shape != (rows,):
             raise ValueError
-        # Negative ones pass: the scan refuses them row by row.
-        if rows and not -MOST_LABEL <= labels.min() <= labels.max() <= MOST_LABEL:
-            raise DataError(f"{path}: {key.decode()} holds a label outside 0..{MOST_LABEL}")
     except ValueError:
         raise DataError(f"{path}: {key.decode()} is not a list of {rows} whole numbers, one per row of data") from None
+    check_label_range(labels, f"{path}: {key.decode()}")
     return labels.astype(np.int32)
 
 

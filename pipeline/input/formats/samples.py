@@ -16,7 +16,15 @@ from pipeline.core.errors import DataError
 from pipeline.core.shardset.layout import CIFAR_SHAPE, MAX_CLASSES, Layout
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
-from pipeline.input.formats.base import DECODED_BYTES, MOST_LABEL, Columns, DataFile, Format, block_rows
+from pipeline.input.formats.base import (
+    DECODED_BYTES,
+    MOST_LABEL,
+    Columns,
+    DataFile,
+    Format,
+    block_rows,
+    check_label_range,
+)
 from pipeline.input.image_files import LOOKED_AT, ImageShape, decode_image, shape_of_image
 from pipeline.input.read_options import ReadOptions
 
@@ -200,6 +208,8 @@ def _number(sample: Sample, layout: Layout, numbers: dict[str, int]) -> int:
     if layout.named_labels:
         is_name = isinstance(label, str) and (bool(numbers) or label.isdecimal())
         label = (numbers.get(str(label)) if numbers else int(str(label))) if is_name else None
-    if not isinstance(label, int) or not -MOST_LABEL <= label <= MOST_LABEL:
+    if not isinstance(label, int):
         raise DataError(f"{sample.place}: the label {sample.label!r} is no known class")
+    if abs(label) > MOST_LABEL:
+        check_label_range(np.array([label]), sample.place)
     return label

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from pipeline.core.errors import DataError
 from pipeline.core.shardset.schema import TARGET_COLUMN
+from pipeline.input.formats.base import check_label_range
 
 
 class ColumnTable(Protocol):
@@ -63,10 +64,9 @@ def whole_numbers(column: pa.ChunkedArray | pa.Array, name: str, path: str, firs
         raise DataError(f"{path}, row {first + first_true(column.is_null())}: {name} is null")
     if not pa.types.is_integer(column.type):
         raise DataError(f"{path}: {name} is {column.type}, not whole numbers")
-    try:
-        return np.asarray(column.cast(pa.int32()).to_numpy())
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{path}, near row {first}: {name}: {error}") from None
+    numbers = column.to_numpy()
+    check_label_range(numbers, f"{path}, near row {first}: {name}")
+    return np.asarray(numbers, np.int32)
 
 
 def read_targets(column: pa.ChunkedArray, path: str, first: int) -> npt.NDArray[np.float32]:

@@ -60,7 +60,10 @@ def names_in(table: ColumnTable, label: str, path: str) -> tuple[str, ...]:
         names.update(name for name in pc.unique(plain_array(batch.column(0))).to_pylist() if name is not None)
         # A column of texts without repetitions holds no classes, and might fill the memory.
         if len(names) > MAX_CLASSES:
-            raise DataError(f"{path}: column {label} holds more than {MAX_CLASSES:,} different texts; it is no label")
+            raise DataError(
+                f"{path}: column {label} holds more than {MAX_CLASSES:,} different texts; it is no label, but"
+                " --label-column names another column"
+            )
     return tuple(sorted(names))
 
 
