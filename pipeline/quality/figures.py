@@ -187,7 +187,7 @@ def neighbourhood_sizes(groups: Sequence[Neighbourhood], num_workers: int) -> Fi
     sparse = np.array([group.sparse for group in groups], bool)
     positions = np.arange(len(sizes))
     figure, (ax,) = canvas(3.0)
-    heights = np.maximum(sizes, 1) - 0.5  # from a base of 0.5, so that one example is visible on the log scale
+    heights = np.maximum(sizes - 0.5, 0)  # from a base of 0.5, so that one example is visible on the log scale
     many = len(sizes) > BARS
     for is_kind, colour, hatch, label in (
         (~sparse, BLUE, None, "dense: divided among the workers"),

@@ -353,7 +353,9 @@ def test_failures_of_a_cluster_have_their_own_lines(report: str, part: str) -> N
 )
 def test_an_unforeseen_error_of_a_task_is_shown(report: str, line: str) -> None:
     """Spark's report begins with the loss of the task, and repeats the error of Python."""
-    error = f'org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n  File "a.py"\n{report}\n'
+    error = (
+        f'org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n  File "a.py"\n{report}\n'
+    )
     lost = f"org.apache.spark.SparkException: Job aborted due to stage failure: Lost task 0.3 (host): {error}"
     text = f"An error occurred while calling o1.collect.\n: {lost}\tat org.apache\nCaused by: {error}\n\tat org.apache"
     check = failed_check("executors", RuntimeError(text))

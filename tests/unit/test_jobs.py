@@ -66,7 +66,9 @@ def test_many_copies_are_noted_with_their_remedy(strategy: Strategy, copies: int
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("clusters", "line"), [(None, ""), (20, ""), (19, "--clusters 19 for 10 "), (3, "--clusters 3 ")])
+@pytest.mark.parametrize(
+    ("clusters", "line"), [(None, ""), (20, ""), (19, "--clusters 19 for 10 "), (3, "--clusters 3 ")]
+)
 def test_one_cluster_per_class_is_said_to_be_stratified(
     clusters: int | None, line: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from matplotlib.patches import StepPatch
+from matplotlib.patches import Rectangle, StepPatch
 from PIL import Image
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import entropy
@@ -281,6 +281,14 @@ def test_neighbourhoods_are_said_to_be_by_size_where_they_are() -> None:
     for sizes, label in (((9, 5, 5, 1), "neighbourhood, by size"), ((5, 9, 1, 5), "neighbourhood")):
         figure = figures.neighbourhood_sizes([Neighbourhood(size, sparse=False) for size in sizes], 2)
         assert figure.axes[0].get_xlabel() == label
+
+
+def test_an_empty_neighbourhood_is_neither_counted_nor_drawn(tmp_path: Path) -> None:
+    manifest = committed(tmp_path)
+    manifest["neighbourhoods"].append({"size": 0, "sparse": False})
+    assert "The 2 dense ones are divided evenly" in page_of(tmp_path, manifest).text
+    figure = figures.neighbourhood_sizes([Neighbourhood(size, sparse=False) for size in (9, 1, 0)], 2)
+    assert [bar.get_height() for bar in figure.axes[0].patches if isinstance(bar, Rectangle)] == [8.5, 0.5, 0]
 
 
 def test_very_many_workers_are_outlines_of_their_extremes() -> None:
