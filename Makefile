@@ -94,7 +94,8 @@ fuzz: $(READY_DEV) ## read FILES damaged files of every kind that the product re
 	@$(ENV); $(TEST_ENV) python -m tests.campaigns.fuzz --files $(FILES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 lint: $(READY_DEV) ## run the linter, the format check and the type checker
-	@$(ENV); status=0; ruff check . || status=1; ruff format --check . || status=1; mypy || status=1; exit $$status
+	@$(ENV); status=0; ruff check . || status=1; \
+	  ruff check --quiet --preview --select PLW1514 pipeline trainer jobs conf || status=1; ruff format --check . || status=1; mypy || status=1; exit $$status
 
 fetch: $(READY) ## download NAME=cifar10|cifar100 from its home page to TO (a folder or hdfs:// URI)
 	@$(ENV); python -m pipeline fetch '$(NAME)' --to '$(TO)' $(ARGS)

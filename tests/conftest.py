@@ -22,6 +22,7 @@ from tests.clusters.settings import INTERPRETED
 # How long an example takes says how busy the machine is.
 settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
+os.environ["COLUMNS"] = "80"  # help texts are as wide as the terminal
 EMPTY = b'<svg xmlns="http://www.w3.org/2000/svg"/>'
 pytest_plugins = [
     "tests.clusters.fixtures",

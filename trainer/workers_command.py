@@ -160,7 +160,7 @@ def _may_run(home: Place) -> bool:
     if not isinstance(home, Path):
         return True
     try:
-        with open(home / LOCK) as file:
+        with open(home / LOCK, encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
     except FileNotFoundError:

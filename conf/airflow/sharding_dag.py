@@ -63,7 +63,7 @@ class Parameters:
     @classmethod
     def read(cls, file):
         """The parameters of a TOML file. Raises ValueError."""
-        values = tomllib.loads(file.read_text())
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
         known = {item.name for item in fields(cls)}
         if unknown := values.keys() - known:
             raise ValueError(f"unknown key {sorted(unknown)[0]!r}; keys are {', '.join(sorted(known))}")

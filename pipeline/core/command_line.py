@@ -315,7 +315,7 @@ def _defaults(path: Traversable, flags: ListedParser) -> dict[str, Any]:
     Flags that have a value in the file are no longer required. Raises UsageError for an unreadable file, an unknown key
     or an invalid value."""
     try:
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"--config {path} does not exist") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -373,19 +373,21 @@ def execute(
         cause: returns the line and exit code of an unforeseen error.
     """
     debug = "--debug" in sys.argv
+    _replace_closed_streams()
     try:
         code = main()
-        if sys.stdout:  # None if the program was started without one
-            sys.stdout.flush()  # here, where its errors are still caught
+        _flush_results()
     except JobError as error:
         code = _fail(str(error), error.exit_code, debug)
     except KeyboardInterrupt:
         code = _fail(f"interrupted; {interrupted}", 1, debug)
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and sys.stdout and _output_is_closed():
+        if isinstance(error, BrokenPipeError) and _output_is_closed():
             code = BROKEN_PIPE
         elif _follows_interrupt(error):
             code = _fail(f"interrupted; {interrupted}", 1, debug)
+        elif isinstance(error, FileNotFoundError) and not _has_current_folder():
+            code = _fail("the current folder has been deleted: change to another one", 1, debug)
         elif isinstance(error, (OSError, MemoryError)):
             code = _fail(str(error) or type(error).__name__, 1, debug)
         else:
@@ -393,14 +395,43 @@ def execute(
             code = _fail(line, code, debug)
     for output in (sys.stdout, sys.stderr):
         try:
-            if output:
-                output.flush()
+            output.flush()
         except OSError:  # of a full disk, and reported above
             _discard(output)
     # A thread of a native client that returns during Python's shutdown would abort the process.
     if retries.has_abandoned_threads():
         os._exit(code)
     sys.exit(code)
+
+
+def _replace_closed_streams() -> None:
+    """Discard the output on standard streams that the program was started without.
+
+    A file that the program opens would otherwise get the number of the stream, on which native libraries write."""
+    # Each of them takes the lowest number that is free.
+    for name, mode in (("stdin", os.O_RDONLY), ("stdout", os.O_WRONLY), ("stderr", os.O_WRONLY)):
+        if getattr(sys, name) is None:
+            file = os.fdopen(os.open(os.devnull, mode), "r" if mode == os.O_RDONLY else "w", encoding="utf-8")
+            setattr(sys, name, file)
+
+
+def _flush_results() -> None:
+    """Flush standard output. Raises BrokenPipeError if nobody reads it any more, and JobError for a full disk."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise JobError(f"standard output cannot be written: {error.strerror}") from None
+
+
+def _has_current_folder() -> bool:
+    """Return whether the current folder still exists."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _follows_interrupt(error: BaseException) -> bool:

@@ -25,7 +25,7 @@ def provenance() -> dict[str, str]:
 def processor() -> str:
     """Return the name of the processor or, if it is unknown, of its architecture."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor() or platform.machine()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -207,10 +207,10 @@ def java_above() -> str:
         while pid > 1:
             program = Path(os.readlink(f"/proc/{pid}/exe"))
             if program.name == "java":
-                release = (program.parents[1] / "release").read_text()
+                release = (program.parents[1] / "release").read_text(encoding="utf-8")
                 match = re.search(r'^JAVA_VERSION="(.*)"', release, re.MULTILINE)
                 return match[1] if match else ""
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            pid = int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
     return ""
 
 

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
-from pipeline.core.storage.uri import is_remote
+from pipeline.core.storage.uri import is_remote, readable
 
 # Files that hold no records: of the official CIFAR archives, and of saved data sets.
 COMPANIONS = {
@@ -75,11 +75,6 @@ def with_names_in_utf8(files: list[FileInfo]) -> list[FileInfo]:
         if (name := readable(file.path)) != file.path:
             raise DataError(f"{name} has a name that is not UTF-8: rename it")
     return files
-
-
-def readable(path: str) -> str:
-    """Return a path that can be printed: bytes that are not UTF-8 become escapes such as ``\\udcff``."""
-    return path.encode(errors="backslashreplace").decode()
 
 
 def fold_images(entries: list[FileInfo]) -> list[FileInfo]:

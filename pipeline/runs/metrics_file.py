@@ -148,6 +148,6 @@ def last_success(path: Path) -> float | None:
     from prometheus_client.parser import text_string_to_metric_families
 
     with suppress(OSError, ValueError):
-        families: Any = text_string_to_metric_families(path.read_text())
+        families: Any = text_string_to_metric_families(path.read_text(encoding="utf-8"))
         return next((each.value for family in families for each in family.samples if each.name == SUCCESS), None)
     return None

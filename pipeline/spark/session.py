@@ -43,8 +43,10 @@ NOISY = (
 
 
 NOT_SHIPPED = {"__pycache__", "conf"}  # folders; the files of conf are added separately
+LOOPBACK = "127.0.0.1"
 MASTER_S = 5.0  # the time in which a standalone master must accept a connection
 DRIVER_MEMORY = "spark.driver.memory"
+LOCAL_IP = "SPARK_LOCAL_IP"  # the address of this machine for Spark, instead of its name's
 # Most jobs end before code that the optimising compiler made pays its compilation back, a quarter of a small job's CPU
 # time. A method is optimised after ten times the calls and iterations of the default, so that long jobs lose nothing.
 LATE_OPTIMISATION = (
@@ -74,7 +76,7 @@ def package_zip(target: Path, *packages: Path) -> Path:
 def spark_defaults() -> dict[str, str]:
     """Return the settings of conf/spark-defaults.conf, or none if the package came without it."""
     file = CONF / "spark-defaults.conf"
-    lines = file.read_text().splitlines() if file.is_file() else []
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     pairs = (re.split(r"\s*[=:\s]\s*", line.strip(), maxsplit=1) for line in lines)
     return {pair[0]: pair[-1] for pair in pairs if pair[0] and not pair[0].startswith("#")}
 
@@ -88,13 +90,15 @@ def jvm_options() -> str:
 
 
 def _prepare_jvm(defaults: Mapping[str, str]) -> None:
-    """Set the options that a driver's JVM needs when it starts: its memory, its log and its compiler.
+    """Set the options that a driver's JVM needs when it starts: its address, its memory, its log and its compiler.
 
     Raises JobError if there is no Java.
 
     A JVM that is running already, such as spark-submit's, has its options from its command line and environment."""
     if "PYSPARK_GATEWAY_PORT" in os.environ or has_gateway():
         return
+    if LOCAL_IP not in os.environ and not _has_address():
+        os.environ[LOCAL_IP] = LOOPBACK
     java = f"{os.environ['JAVA_HOME']}/bin/java" if os.environ.get("JAVA_HOME") else "java"
     if shutil.which(java) is None:
         raise JobError(f"no program {java}, which Spark needs: install Java 17 or newer, or set JAVA_HOME to one")
@@ -106,6 +110,14 @@ def _prepare_jvm(defaults: Mapping[str, str]) -> None:
     if _is_nameless():
         home = os.environ.get("HOME") or tempfile.gettempdir()
         os.environ["SPARK_SUBMIT_OPTS"] = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -Duser.home={home}".strip()
+
+
+def _has_address() -> bool:
+    """True if this machine's name has an address, without which Spark does not start."""
+    try:
+        return bool(socket.getaddrinfo(socket.gethostname(), None))
+    except OSError:
+        return False
 
 
 def _is_nameless() -> bool:
@@ -217,6 +229,11 @@ def spark_context(
     if not master:
         check_master(conf.get("spark.master", ""))
     local = conf.get("spark.master", "").startswith("local")
+    if not local and os.environ.get(LOCAL_IP) == LOOPBACK and not _has_address():
+        raise JobError(
+            f"the executors of {conf.get('spark.master')} need an address of this machine, and its name"
+            f" {socket.gethostname()} has none: add it to /etc/hosts, or set {LOCAL_IP}"
+        )
     # The memory of the running JVM is fixed, and Spark's pages stay on if the master is not local.
     settable = {DRIVER_MEMORY} if local else {DRIVER_MEMORY, UI}
     for key, value in defaults.items():

@@ -16,7 +16,8 @@ from datetime import UTC, datetime
 from pipeline.core.errors import DataError
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
-from pipeline.input.files import check_no_table, entries_below, readable
+from pipeline.core.storage.uri import readable
+from pipeline.input.files import check_no_table, entries_below
 
 FOLDER = "_taken"
 COMPACT_BATCHES = 100

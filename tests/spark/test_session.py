@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import JobError, UsageError
 from pipeline.core.import_path import drop_zips
 from pipeline.datasets.synthetic import SampleSpec, files_of, write
 from pipeline.spark import session
@@ -138,6 +138,38 @@ def test_a_user_without_a_name_runs_spark_under_its_number() -> None:
     done = subprocess.run([sys.executable, "-c", NAMELESS], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"{os.geteuid()} /tmp [1]"
+
+
+def test_a_machine_whose_name_has_no_address_runs_local_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_has_address", lambda: False)
+    for name in ("PYSPARK_GATEWAY_PORT", "SPARK_LOCAL_IP"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "")
+    with monkeypatch.context() as before_the_jvm:
+        before_the_jvm.setattr(session, "has_gateway", lambda: False)
+        session._prepare_jvm({})
+    assert os.environ["SPARK_LOCAL_IP"] == "127.0.0.1"
+    monkeypatch.setattr(session, "running_context", lambda: None)
+    line = r"the executors of yarn need an address of this machine, and its name .* has none: add it to /etc/hosts, or"
+    with pytest.raises(JobError, match=line), spark_context(master="yarn"):
+        pass
+
+
+@pytest.mark.full
+def test_spark_starts_on_a_machine_whose_name_has_no_address() -> None:
+    if subprocess.run(["unshare", "--uts", "true"], check=False).returncode:
+        pytest.skip("a name of its own needs the rights of root")
+    program = "from pipeline.spark.session import spark_context\nwith spark_context() as c: print(c.parallelize([1], 1).sum())"
+    env = {key: value for key, value in os.environ.items() if key not in ("PYSPARK_GATEWAY_PORT", "SPARK_LOCAL_IP")}
+    command = ["unshare", "--uts", "sh", "-c", 'hostname no-such-host.invalid && exec "$0" -c "$1"']
+    done = subprocess.run(
+        [*command, sys.executable, program],
+        env=env | {"PYTHONPATH": str(PACKAGE.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
 
 @pytest.mark.full

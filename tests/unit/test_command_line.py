@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -193,7 +194,8 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "code", "line"), [("/dev/full", 1, "error: [Errno 28] No space left on device\n"), (None, 0, "")]
+    ("path", "code", "line"),
+    [("/dev/full", 1, "error: standard output cannot be written: No space left on device\n"), (None, 0, "")],
 )
 def test_a_full_or_missing_output_ends_without_a_trace(
     path: str | None, code: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -203,6 +205,59 @@ def test_a_full_or_missing_output_ends_without_a_trace(
         with pytest.raises(SystemExit) as end:
             execute(lambda: print("a line") or 0, interrupted="run it again")
     assert (end.value.code, capsys.readouterr().err) == (code, line)
+
+
+@pytest.mark.parametrize(
+    ("closed", "output"), [("2>&-", "False\n"), ("<&- 2>&-", "False\n"), (">&-", ""), ("<&- >&- 2>&-", "")]
+)
+def test_messages_of_a_closed_stream_go_nowhere(closed: str, output: str) -> None:
+    """Neither into standard output, nor into the first file that the program opens."""
+    program = (
+        "import os, sys\n"
+        "from pipeline.core.command_line import execute\n"
+        "from pipeline.core.console import say\n"
+        "def main():\n"
+        "    say('test', 'a message', text=None)\n"
+        "    print(sys.stderr.isatty())\n"
+        "    return os.open(os.devnull, os.O_RDONLY) <= 2\n"
+        "execute(main, interrupted='')"
+    )
+    done = subprocess.run(
+        ["bash", "-c", f'"$0" -c "$1" {closed}', sys.executable, program], capture_output=True, text=True, cwd=ROOT
+    )
+    assert (done.returncode, done.stdout) == (0, output)
+    assert done.stderr == ("a message\n" if closed == ">&-" else "")
+
+
+def test_a_deleted_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(SystemExit):
+        execute(lambda: len(str(Path("input").absolute())), interrupted="")
+    assert capsys.readouterr().err == "error: the current folder has been deleted: change to another one\n"
+
+
+def test_toml_is_read_as_utf_8_in_every_locale(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('label_column = "klässe"\n', encoding="utf-8")
+    (tmp_path / "plan.toml").write_text(
+        (CONF / "study" / "gossip-quick.toml").read_text() + "# für\n", encoding="utf-8"
+    )
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from pipeline.core.command_line import parse\n"
+        "from pipeline.runs.flags import shard_parser\n"
+        "from trainer.study.plan.study_plan import read_plan\n"
+        "read_plan(Path('plan.toml'))\n"
+        "flags = ['--config', 'c.toml', '--input', 'i', '--output', 'o', '--workers', '2', '--strategy', 'random']\n"
+        "print(ascii(parse(shard_parser(), flags).label_column))"
+    )
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, env=locale)
+    assert (done.stdout, done.stderr) == ("'kl\\xe4sse'\n", "")
 
 
 @pytest.mark.parametrize(

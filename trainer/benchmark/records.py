@@ -145,12 +145,12 @@ def write_results(output: Path, results: Mapping[str, Any], records: Sequence[Be
 def read_results(output: Path) -> dict[str, Any]:
     """Return the content of results.json; empty if there is none."""
     path = output / JSON_FILE
-    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return results
 
 
 def append_record(output: Path, record: BenchmarkRecord) -> None:
-    with path_in_errors(output / RECORDS_FILE), open(output / RECORDS_FILE, "a") as file:
+    with path_in_errors(output / RECORDS_FILE), open(output / RECORDS_FILE, "a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(record)) + "\n")
 
 
@@ -162,7 +162,7 @@ def resume_records(output: Path, identity: Mapping[str, Any]) -> dict[Key, Bench
     output.mkdir(parents=True, exist_ok=True)
     header = json.dumps(identity, sort_keys=True)
     path = output / RECORDS_FILE
-    first, *lines = (path.read_text() if path.exists() else "").splitlines() or [header]
+    first, *lines = (path.read_text(encoding="utf-8") if path.exists() else "").splitlines() or [header]
     if first != header:
         raise UsageError(
             f"{path} holds rows of another configuration, machine or version; choose another --output, or --overwrite"

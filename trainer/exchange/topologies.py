@@ -118,7 +118,7 @@ def implied_workers(topology: str) -> int | None:
 def read_links(path: str) -> tuple[Link, ...]:
     """Return the links of a file, sorted. Raises UsageError for a missing or broken file and a graph in several parts."""
     try:
-        text = Path(path).read_text()
+        text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UsageError(f"topology {path} is none of {', '.join(GRAPHS)}, nor a file of links") from None
     except (OSError, ValueError) as error:

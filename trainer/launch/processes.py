@@ -324,7 +324,7 @@ def _main(lifeline: Connection, log: str, module: str, arguments: tuple[Any, ...
         signal.signal(number, signal.SIG_IGN)
     _redirect(log)
     with suppress(OSError):
-        Path("/proc/self/comm").write_text(Path(log).stem)  # the role's name in ps and top
+        Path("/proc/self/comm").write_text(Path(log).stem, encoding="utf-8")  # the role's name in ps and top
     keep_freed_memory()
     raise_limit()  # the fork server may have been started with the lower limit
     kick()

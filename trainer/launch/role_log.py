@@ -21,5 +21,5 @@ class RoleLog:
         line = f"{console.wall_clock()} {self.role} {message}"
         if console.is_json():
             line = console.json_line("sharding.role", message, level="info", fields={"role": self.role})
-        with suppress(OSError), open(self.path, "a") as file:
+        with suppress(OSError), open(self.path, "a", encoding="utf-8") as file:
             file.write(f"{line}\n")

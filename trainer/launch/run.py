@@ -180,7 +180,7 @@ def _prepared(context: RunContext, log: Path, home: Place | None, *, write: bool
     context: the run; home, write, computes: see trainer.lifecycle.prepare.main; log: file of its output, which is emptied
     before."""
     config = context.config
-    log.write_text("")  # an earlier attempt's error must not be taken for this one's
+    log.write_text("", encoding="utf-8")  # an earlier attempt's error must not be taken for this one's
     # Opened before the process starts: a set that is replaced from here on is refused.
     digest = context.shards.digest
     own_end, child_end = start_method().Pipe(duplex=False)
@@ -210,7 +210,7 @@ def read_secret(config: Config, options: Options) -> Secret:
         return Secret(secrets.token_hex(32), encryption)
     try:
         # Text, so that all hosts can be given it in any way; random bytes are none.
-        token = options.token_file.read_text().strip()
+        token = options.token_file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         cause = getattr(error, "strerror", "") or error
         raise UsageError(

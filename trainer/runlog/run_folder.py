@@ -194,7 +194,7 @@ def locked(output: Place, on_lost: Callable[[], object] = lambda: None) -> Itera
         return
     while True:
         output.mkdir(parents=True, exist_ok=True)
-        with open(output / LOCK, "w") as file:
+        with open(output / LOCK, "w", encoding="utf-8") as file:
             if not _lock_exclusively(file):
                 raise JobError(
                     f"{output} is in use by a run that has not ended; wait for it, or choose another --output"

@@ -75,7 +75,7 @@ def check(folder: Path, output: Path, *, accept: bool = False) -> Analysis:
 
 def _compare(files: Mapping[str, str], output: Path, stored: Path) -> None:
     """Raise DataError for the first of some files in ``output`` whose digest is not in the file ``stored``."""
-    published = stored.read_text().splitlines() if stored.is_file() else []
+    published = stored.read_text(encoding="utf-8").splitlines() if stored.is_file() else []
     for line in digests(files).splitlines():
         if line not in published:
             raise DataError(

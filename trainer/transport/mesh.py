@@ -237,7 +237,7 @@ def _own_address(leader: str) -> str:
 def _host() -> str:
     """Return a text that is equal for processes of one boot, user and PID namespace, which can share memory."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}/{os.getuid()}"
     except OSError:
         return ""

@@ -84,7 +84,7 @@ class ResumingDownloader:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the lock of the partial file for a ``with`` block. Raises JobError if another process holds it."""
-        with open(self.part.with_name(self.part.name + ".lock"), "w") as lock:
+        with open(self.part.with_name(self.part.name + ".lock"), "w", encoding="utf-8") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -93,7 +93,7 @@ class ResumingDownloader:
 
     def _stream(self, url: str) -> None:
         """Make one request, from the first missing byte if the server supports it, otherwise from the beginning."""
-        version = self._version_file.read_text() if self._version_file.exists() else ""
+        version = self._version_file.read_text(encoding="utf-8") if self._version_file.exists() else ""
         have = self._partial_size() if version else 0
         # No compression in transit, because offsets count bytes of the file.
         headers = {"Accept-Encoding": "identity"}
@@ -115,7 +115,7 @@ class ResumingDownloader:
                 self._delete_partial()
                 raise requests.ConnectionError("the server sent another range than requested")
             start = have if resumed else 0
-            self._version_file.write_text(validator(answer.headers))
+            self._version_file.write_text(validator(answer.headers), encoding="utf-8")
             self._save(answer, start)
 
     def _save(self, answer: requests.Response, start: int) -> None:

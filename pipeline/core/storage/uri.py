@@ -50,6 +50,11 @@ def split_uri(uri: str) -> tuple[str, str, str]:
     return match[1] or match[3] or "", match[2] or "", match[4]
 
 
+def readable(path: str) -> str:
+    """Return a path that can be printed: bytes that are not UTF-8 become escapes such as ``\\udcff``."""
+    return path.encode(errors="backslashreplace").decode()
+
+
 def spark_path(place: str) -> str:
     """Return a resolved path as Spark must get it: it takes a plain path for one of its default file system."""
     return place if "://" in place else f"file://{place}"

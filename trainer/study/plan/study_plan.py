@@ -237,7 +237,7 @@ class StudyPlan:
 def read_plan(path: Path) -> StudyPlan:
     """Read the plan of a TOML file. Raises UsageError with file, key and value."""
     try:
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"the plan {path} does not exist") from None
     except (OSError, ValueError, RecursionError) as error:
