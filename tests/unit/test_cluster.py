@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import DataError, UsageError
 from tests.support.configs import make_config
 from trainer.cluster import part as part_module
 from trainer.cluster import ray, spark
@@ -25,6 +25,7 @@ from trainer.cluster.attempts import MOST_SHORT, SHORT_S, Attempts
 from trainer.cluster.launcher import Part, roles_in_words, share_roles, visible
 from trainer.cluster.local import LocalLauncher
 from trainer.cluster.part import departing_at_sigterm
+from trainer.cluster.rendezvous import PartEnd
 from trainer.cluster.roster import CUT_S, LEASE_S, Roster
 from trainer.cluster.run import ClusterRun
 from trainer.launch.workers_request import Requests, WorkersRequest
@@ -223,6 +224,13 @@ def test_a_change_without_a_checkpoint_in_time_continues(
     with pytest.raises(RunInterruptedError, match="no checkpoint") as caught:
         run._leave_checkpoint(changes=True)
     assert caught.value.changes == (also is None)
+
+
+def test_a_host_that_fails_before_the_last_checkpoint_ends_the_run(tmp_path: Path) -> None:
+    run = cluster_run(tmp_path, protocol="asp")
+    run.rendezvous.ends.put(PartEnd(1, 0, DataError.exit_code, "worker-2: shard 2 is torn"))
+    with pytest.raises(DataError, match=r"^host 1: worker-2: shard 2 is torn$"):
+        run._leave_checkpoint(changes=True)
 
 
 def test_hosts_that_depart_during_a_change_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

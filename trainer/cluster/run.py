@@ -315,7 +315,7 @@ class ClusterRun:
     def _leave_checkpoint(self, *, changes: bool) -> None:
         """Have the leading part write a checkpoint and end, then raise RunInterruptedError.
 
-        Returns instead if the run ends by itself at this moment, and raises the error of the leading part. The other
+        Returns instead if the run ends by itself at this moment, and raises the error of a part that fails. The other
         parts end later, because without their servers the checkpoint would stay incomplete.
 
         changes: whether the run is to continue with other workers. Without a whole checkpoint in time, such as after the
@@ -331,10 +331,10 @@ class ClusterRun:
             for part_end in drained(self.rendezvous.ends):
                 if part_end.part == head and not part_end.code:
                     return  # the run has just ended
-                if part_end.part == head and not part_end.text.startswith(INTERRUPTED):
-                    self._raise_for(part_end)
-                if part_end.part == head:
+                if part_end.part == head and part_end.text.startswith(INTERRUPTED):
                     raise RunInterruptedError(part_end.text, changes=changes and not self.is_to_end)
+                # The next start would meet the error too, and servers of another host may be missing in the checkpoint.
+                self._raise_for(part_end)
         failure = self.launcher.failure()
         cause = f"no checkpoint was written: {failure}" if failure else f"no checkpoint within {CHECKPOINT_S:.0f} s"
         raise RunInterruptedError(
