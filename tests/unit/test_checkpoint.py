@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from pipeline.core.atomic import write_durably
 from pipeline.core.errors import DataError
+from tests.support.configs import make_config
 from tests.support.kills import Countdown, was_killed_at
 from trainer.checkpoints import read as checkpoint
 from trainer.checkpoints.generations import Generations, write_generations
@@ -29,7 +30,9 @@ from trainer.checkpoints.prune import discard_after, prune, roll_back
 from trainer.checkpoints.read import newest, read_slice_range, read_state, read_vector, unevaluated, versions, whole
 from trainer.checkpoints.state import RunState, folder_of, slice_name
 from trainer.checkpoints.write import mark_evaluated, mark_final, write_model, write_slice, write_state
+from trainer.home.folders import Folders
 from trainer.home.place import Place
+from trainer.leader.restore import restore
 
 CHANGES = ("mkdir", "fsync", "replace", "rename", "unlink", "rmdir")
 
@@ -259,6 +262,15 @@ def test_a_roll_back_names_a_broken_checkpoint(tmp_path: Path, caplog: pytest.Lo
     torn(folder_of(tmp_path, 2) / slice_name(1, 2))
     assert roll_back(tmp_path, 3) == (1, 3)
     assert [str(folder_of(tmp_path, 2)) in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_run_without_a_sound_checkpoint_has_broken_data(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    write(root, state_of(1))
+    torn(folder_of(root, 1) / slice_name(1, 2))
+    with pytest.raises(DataError, match="holds no whole checkpoint, not even the first; choose another --output"):
+        restore(make_config(tmp_path, output=tmp_path), Folders.from_home(tmp_path), 1)
+    assert versions(root) == [1], "nothing is deleted"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 2}', "null"])

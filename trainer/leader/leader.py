@@ -139,7 +139,7 @@ class Leader:
         """Have all servers load the newest sound checkpoint, which begins a new generation.
 
         A no-op until all servers are connected. If files cannot be read or written now, the next tick tries again.
-        Raises JobError if there is no sound checkpoint, DataError for one of a stage that the run does not have.
+        Raises DataError if there is no sound checkpoint, or for one of a stage that the run does not have.
 
         cause: why the run rolls back, for the log; unused at the start."""
         if len(self.followers) < self.num_servers - 1:

@@ -108,7 +108,7 @@ class NeighbourLeader:
     def begin_generation(self, cause: str = "") -> None:
         """Begin a generation at the newest sound checkpoint, for which all workers must join again.
 
-        If files cannot be read or written now, the next tick tries again. Raises JobError if there is no checkpoint.
+        If files cannot be read or written now, the next tick tries again. Raises DataError if there is no sound checkpoint.
 
         cause: why the run rolls back, for the log; unused at the start."""
         if self.training:

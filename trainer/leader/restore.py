@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pipeline.core.errors import JobError
+from pipeline.core.errors import DataError
 from trainer.checkpoints.decisions import StopDecision, stop_of
 from trainer.checkpoints.prune import roll_back
 from trainer.config import Config
@@ -36,14 +36,16 @@ def restore(config: Config, folders: Folders, at_least: int, *, by_rule: bool = 
         at_least: lower bound for the number of the generation.
         by_rule: whether a rule decides about the switch.
     Raises:
-        JobError: there is no sound checkpoint.
+        DataError: there is no sound checkpoint.
         OSError: files cannot be read or written now.
     """
     root = folders.checkpoints
     stop = stop_of(root, config)
     restored = roll_back(root, at_least, by_rule=by_rule, stop=stop)
     if not restored:
-        raise JobError(f"{root} holds no whole checkpoint, not even the first; start with --overwrite")
+        raise DataError(
+            f"{root} holds no whole checkpoint, not even the first; choose another --output, or --overwrite"
+        )
     version, generation = restored
     # If the checkpoint of the decision is damaged, the run continues from another one.
     if stop and stop.version != version:

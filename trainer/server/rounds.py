@@ -62,7 +62,7 @@ class RoundsServer:
         self.malformed = 0
 
     def run(self) -> str:
-        """Serve until the process is ended. Raises JobError if there is no complete checkpoint.
+        """Serve until the process is ended. Raises DataError if there is no sound checkpoint.
 
         Returns, with the module of the next server, only if the run enters a stage with other servers."""
         poller = zmq.Poller()

@@ -157,7 +157,7 @@ class Engine:
     def run(self) -> None:
         """Handle events until the run has ended or no event is left.
 
-        Raises JobError if there is no complete checkpoint to load."""
+        Raises DataError if there is no sound checkpoint to load."""
         for failure in self.simulated.failures_of(self.facts.num_workers):
             if self.now and failure.at_s <= self.now:
                 continue  # it happened before the run was resumed

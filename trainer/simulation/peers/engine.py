@@ -427,7 +427,7 @@ class PeerEngine:
             log_early_stop(self.root, self.stop, read_state(self.checkpoints.root, version))
 
     def _load(self, at: float | None = None) -> None:
-        """Begin a generation at the newest checkpoint. Raises JobError if there is none.
+        """Begin a generation at the newest sound checkpoint. Raises DataError if there is none.
 
         The workers begin at the times at which they had reached it, so that a resumed run repeats all later events.
 
