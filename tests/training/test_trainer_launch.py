@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
@@ -11,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -175,6 +177,26 @@ def test_a_role_that_cannot_be_forked_is_tried_again(
     monkeypatch.setattr("trainer.launch.supervisor.Child", child)
     run = train_here(shards, tmp_path / "run", *COMMON, "--steps", 5, "--protocol", "bsp")
     assert (run.result()["cause"], left) == ("finished", [0])
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ("trainer.launch.processes.FORK_SERVER.ensure", OSError(errno.EAGAIN, "no process is free")),
+        ("multiprocessing.context.ForkServerContext.Pipe", OSError(errno.EMFILE, "no descriptor is free")),
+        ("threading.Timer.start", RuntimeError("no thread is free")),
+    ],
+)
+def test_a_host_without_resources_starts_a_role_later(
+    place: str, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "SETTLE_S", 0.0)
+    monkeypatch.setattr(FORK_SERVER, "ensure", lambda: None)
+    monkeypatch.setattr(place, Mock(side_effect=error))
+    before = psutil.Process().num_fds()
+    with pytest.raises(ProcessKilledError, match=r"^nobody could not be started, tried 5 times: .*no \w+ is free$"):
+        Child("nobody", tmp_path / "log", "time")
+    assert psutil.Process().num_fds() == before
 
 
 @pytest.mark.full

@@ -6,11 +6,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import zmq
@@ -117,6 +119,18 @@ def test_a_worker_that_others_await_is_given_less_time(
     host = Supervisor(config, RunFacts(1, 100, 10, 0), Options(), ["tcp://h:1"], SECRET, work, [Role("worker", 0)])
     host._hang_of(Role(kind, 0), child)
     assert limits == [limit_s]
+
+
+def test_a_fork_server_that_cannot_start_now_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = WorkFolder(Folders.from_home(tmp_path))
+    roles = [Role("worker", 0)]
+    host = Supervisor(make_config("s", tmp_path), RunFacts(1, 100, 10, 0), Options(), ["tcp://h:1"], SECRET, work, roles)
+    start = Mock(side_effect=[OSError("no process is free"), None])
+    monkeypatch.setattr(supervisor, "FORK_SERVER", SimpleNamespace(ensure=start, losses=[]))
+    with closing(host):
+        for _ in range(2):
+            host._keep_fork_server()
+    assert start.call_count == 2
 
 
 def test_a_status_that_comes_as_a_role_ends_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

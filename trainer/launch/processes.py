@@ -249,27 +249,39 @@ def _start(name: str, arguments: tuple[Any, ...]) -> tuple[Connection, BaseProce
     name: name of the process; arguments: of ``_main``, after the lifeline."""
     problem: Exception | None = None
     for _ in range(STARTS):
-        FORK_SERVER.ensure()
-        forking = context()
-        own_end, child_end = forking.Pipe()
-        process = forking.Process(target=_main, args=(child_end, *arguments), name=name, daemon=True)
-        # start() would wait forever for a frozen fork server; killing it turns that into an error and a retry.
-        alarm = threading.Timer(START_S, FORK_SERVER.kill)
-        alarm.daemon = True
-        alarm.start()
         try:
-            with _hide_main(), _silence_warnings(), handed_on():
-                process.start()
-            return own_end, process
+            FORK_SERVER.ensure()
+            own_end, child_end = context().Pipe()
+            with child_end:
+                try:
+                    return own_end, _forked(name, (child_end, *arguments))
+                except BaseException:
+                    own_end.close()
+                    raise
+        # Without free file descriptors, processes or threads each of these steps fails, perhaps only for a while.
         except (OSError, EOFError) as error:
-            own_end.close()
             problem = error
             FORK_SERVER.settle()
-        finally:
-            alarm.cancel()
-            alarm.join()  # if it has fired, wait until the fork server is dead
-            child_end.close()
     raise ProcessKilledError(f"{name} could not be started, tried {STARTS} times: {problem}")
+
+
+def _forked(name: str, arguments: tuple[Any, ...]) -> BaseProcess:
+    """Have the fork server fork a process, and return it. Raises OSError and EOFError. Arguments: of ``_main``."""
+    process: BaseProcess = context().Process(target=_main, args=arguments, name=name, daemon=True)
+    # start() would wait forever for a frozen fork server; killing it turns that into an error and a retry.
+    alarm = threading.Timer(START_S, FORK_SERVER.kill)
+    alarm.daemon = True
+    try:
+        alarm.start()
+    except RuntimeError as error:
+        raise OSError(str(error)) from None
+    try:
+        with _hide_main(), _silence_warnings(), handed_on():
+            process.start()
+    finally:
+        alarm.cancel()
+        alarm.join()  # if it has fired, wait until the fork server is dead
+    return process
 
 
 @contextmanager

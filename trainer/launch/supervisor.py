@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import connection
 from pathlib import Path
@@ -215,7 +216,8 @@ class Supervisor:
     def _keep_fork_server(self) -> None:
         """Restart the fork server if it died. Its children keep running, but the next start needs it."""
         name = "the process that the others are forked from"
-        FORK_SERVER.ensure()
+        with suppress(OSError):  # without free file descriptors or processes; the next round tries again
+            FORK_SERVER.ensure()
         while FORK_SERVER.losses:
             cause = FORK_SERVER.losses.pop()
             self._count(f"{name} ended", self.progress.furthest, cause, self.folders.work / LOGS)
