@@ -25,6 +25,7 @@ from trainer.checkpoints.read import newest, read_vector
 from trainer.data.deal import deal
 from trainer.data.loading import load_worker
 from trainer.data.opening import open_shards
+from trainer.lifecycle.interruption import RunInterruptedError
 from trainer.protocols.downpour import Downpour
 from trainer.runlog.kinds.base import LogEvent
 from trainer.runlog.kinds.run import GenerationEvent, RollbackEvent, StartEvent
@@ -222,6 +223,24 @@ def test_an_interrupted_run_leaves_a_checkpoint_and_resume_goes_on(tmp_path: Pat
         QUIET,
     )
     np.testing.assert_array_equal(read_vector(tmp_path / "run" / "checkpoints", version), final(left))
+
+
+@pytest.mark.parametrize(("exchange", "version"), [("parameter-server", 17), ("d-psgd", 10)])
+def test_an_interruption_names_the_version_of_its_resume(
+    exchange: str, version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupt a run while its four workers compute the 18th of 30 steps. Workers with models end epochs of 10 steps."""
+    step = Quadratic.step
+
+    def interrupted(self: Quadratic, worker: int, clock: int, parameters: Any) -> MiniBatchResult:
+        if (worker, clock) == (0, 17):
+            signal.raise_signal(signal.SIGINT)
+        return step(self, worker, clock, parameters)
+
+    monkeypatch.setattr(Quadratic, "step", interrupted)
+    with pytest.raises(RunInterruptedError, match=rf"^interrupted at version {version} \(epoch {version / 10:.2f}\);"):
+        virtual(tmp_path / "run", "bsp", exchange=exchange, epoch_checkpoints=True)
+    assert newest(tmp_path / "run" / "checkpoints") == version
 
 
 def test_a_toy_run_that_diverges_says_so(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from pipeline.core.errors import JobError
 from trainer.home.folders import Folders
-from trainer.launch.leaving import newest_in_words
+from trainer.lifecycle.interruption import newest_in_words
 
 SPACE_WAIT_S = 30 * 60.0  # how long a trained run waits for space for its last checkpoint and its model
 FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from pipeline.core.errors import DataError
-from trainer.checkpoints.read import newest_state, whole
+from trainer.checkpoints.read import whole
 from trainer.config import RunFacts
 from trainer.home.place import Place, StorePlace, entries
 from trainer.launch.control import Control
@@ -81,16 +80,6 @@ def _is_written(control: Control, root: Place) -> bool:
     It has at least the version in the reply to End; an older status may have a lower one."""
     last = control.at_end
     return last is not None and (not last.ready or any(version >= last.version for version in whole(root)))
-
-
-def newest_in_words(root: Place) -> str:
-    """Return the position from which a resume continues, as part of a message; "" if there is no checkpoint."""
-    # Server 0's host still runs, and may have deleted it meanwhile. A folder out of reach must not hide the message.
-    with suppress(DataError, OSError):
-        state = newest_state(root)
-        if state:
-            return f" at version {state.version} (epoch {state.epoch:.2f})"
-    return ""
 
 
 def sizes(root: Place) -> Sequence[tuple[str, int]]:

@@ -22,14 +22,14 @@ from trainer.home.work import WorkFolder
 from trainer.launch.control import Control
 from trainer.launch.disk_watch import DiskWatch
 from trainer.launch.end_watch import EndWatch
-from trainer.launch.leaving import newest_in_words, wait_for_checkpoint, wait_for_leader
+from trainer.launch.leaving import wait_for_checkpoint, wait_for_leader
 from trainer.launch.overseer import Overseer, Terminal
 from trainer.launch.processes import FORK_SERVER, Child, ProcessKilledError
 from trainer.launch.restarts import Restarts, pause_s
 from trainer.launch.role_log import RoleLog
 from trainer.launch.role_progress import RoleProgress
 from trainer.leader.next_stage import find_continuation
-from trainer.lifecycle.interruption import INTERRUPTED, RunInterruptedError
+from trainer.lifecycle.interruption import RunInterruptedError, describe_interruption
 from trainer.options import Kind, Options, Role
 from trainer.plan import plan
 from trainer.report.metrics import RunMetrics
@@ -312,10 +312,7 @@ class Supervisor:
             wait_for_checkpoint(self.control, root, self.facts)
         elif self.control.is_admitted and any(role.kind == "server" for role in self.roles):
             wait_for_leader(self.control, root, self.facts)
-        raise RunInterruptedError(
-            f"{INTERRUPTED}{newest_in_words(root)}; the same command with --resume continues",
-            changes=self.changes and not self.interrupted,
-        )
+        raise RunInterruptedError(describe_interruption(root), changes=self.changes and not self.interrupted)
 
     # --- progress and messages ----------------------------------------------------------------------------------------
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
-from pipeline.core.errors import JobError
+from pipeline.core.errors import DataError, JobError
+from trainer.checkpoints.read import newest_state
+from trainer.home.place import Place
 
 INTERRUPTED = "interrupted"  # begins the message of a run that has left a checkpoint
 
@@ -23,6 +25,21 @@ class RunInterruptedError(JobError):
     def __init__(self, text: str = "", *, changes: bool = False) -> None:
         super().__init__(text)
         self.changes = changes
+
+
+def newest_in_words(root: Place) -> str:
+    """Return the position from which a resume continues, as part of a message; "" if there is no checkpoint."""
+    # Another process may have deleted it meanwhile. A folder out of reach must not hide the message.
+    with suppress(DataError, OSError):
+        state = newest_state(root)
+        if state:
+            return f" at version {state.version} (epoch {state.epoch:.2f})"
+    return ""
+
+
+def describe_interruption(root: Place) -> str:
+    """Return the message of an interrupted run. root: folder of checkpoints."""
+    return f"{INTERRUPTED}{newest_in_words(root)}; the same command with --resume continues"
 
 
 class Interruptible(Protocol):

@@ -23,7 +23,7 @@ from trainer.home.work import WorkFolder
 from trainer.leader.next_stage import find_continuation
 from trainer.leader.peer_checkpoints import describe_memory
 from trainer.lifecycle.ends import conclude, log_start
-from trainer.lifecycle.interruption import RunInterruptedError, interruptible
+from trainer.lifecycle.interruption import RunInterruptedError, describe_interruption, interruptible
 from trainer.lifecycle.prepare import check_network, check_size, ensure_checkpoint
 from trainer.lifecycle.row_storage import RowReads, row_storage
 from trainer.models.devices import pick_device
@@ -257,10 +257,8 @@ def _run(
     except RunInterruptedError:
         cause = "interrupted"
         engine.interrupt()
-        at = engine.status()
-        raise RunInterruptedError(
-            f"interrupted at version {at.version} (epoch {at.epoch:.2f}); the same command with --resume continues"
-        ) from None
+        # The version of the checkpoint: a run of neighbours, or without its server, has not written one now.
+        raise RunInterruptedError(describe_interruption(folders.checkpoints)) from None
     except SystemExit as error:  # by the user's model, while it computes
         failure = JobError(f"the run failed in the model: {describe_error(error)}")
         raise failure from error
