@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.support.configs import make_config
+from tests.support.slow_model import SLOW
 from tests.support.trainer_runs import RunFolder, train_here, until
 from tests.support.two_stages import AllReduceThenServers, TwoHalves
 from trainer import Options
@@ -44,15 +45,17 @@ def plain(sets: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -> by
     )
 
 
+def has_begun(output: Path, number: int) -> bool:
+    """Return whether the log of a run says that a stage has begun. number: of the stage."""
+    log = output / "metrics.jsonl"
+    return log.exists() and any(event["stage"] == number for event in RunFolder(output).events("stage"))
+
+
 def kill_at_the_switch(output: Path, role: str, number: int) -> threading.Thread:
     """Kill a process of this one's as soon as the log says that a stage has begun. number: of the stage."""
 
-    def has_begun() -> bool:
-        log = output / "metrics.jsonl"
-        return log.exists() and any(event["stage"] == number for event in RunFolder(output).events("stage"))
-
     def kill() -> None:
-        until(has_begun, f"stage {number}", 60)
+        until(lambda: has_begun(output, number), f"stage {number}", 60)
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 if child.name() == role:
@@ -83,6 +86,39 @@ def test_a_kill_at_the_switch_changes_no_bit(
     assert run.vector().tobytes() == plain
     assert [stage["reason"] for stage in run.result()["stages"]] == ["start of the run", "half of the steps"]
     assert sum(run.result()["restarts"].values()) >= 1
+    assert replay(tmp_path / "run").is_equal
+
+
+def damage_at_the_switch(output: Path) -> threading.Thread:
+    """Damage the checkpoint of the switch, and kill server 1, so that the run rolls back behind the switch."""
+
+    def damage() -> None:
+        until(lambda: has_begun(output, 1), "stage 1", 60)
+        server = next(child for child in psutil.Process().children(recursive=True) if child.name() == "server-1")
+        # Without its slice no later checkpoint is complete.
+        server.suspend()
+        for path in (output / "checkpoints" / "00000030").glob("slice-*"):
+            os.truncate(path, 100)
+        server.kill()
+
+    thread = threading.Thread(target=damage, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.full
+def test_a_roll_back_behind_the_switch_repeats_it(sets: dict[int, Path], tmp_path: Path) -> None:
+    """The servers hand the run back to all-reduce, which trains up to the switch again."""
+    damage = damage_at_the_switch(tmp_path / "run")
+    run = train_here(
+        sets[3], tmp_path / "run", *FLAGS, *SLOW, *STEPS, "--exchange", AllReduceThenServers.name,
+        "--no-epoch-checkpoints",
+    )  # fmt: skip
+    damage.join()
+    (rollback,) = run.events("rollback")
+    assert rollback["from_version"] >= 30 > rollback["to_version"]
+    assert [event["version"] for event in run.events("stage") if event["stage"] == 1] == [30, 30]
+    assert [stage["reason"] for stage in run.result()["stages"]] == ["start of the run", "half of the steps"]
     assert replay(tmp_path / "run").is_equal
 
 

@@ -124,7 +124,9 @@ def test_a_worker_that_others_await_is_given_less_time(
 def test_a_fork_server_that_cannot_start_now_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = WorkFolder(Folders.from_home(tmp_path))
     roles = [Role("worker", 0)]
-    host = Supervisor(make_config("s", tmp_path), RunFacts(1, 100, 10, 0), Options(), ["tcp://h:1"], SECRET, work, roles)
+    host = Supervisor(
+        make_config("s", tmp_path), RunFacts(1, 100, 10, 0), Options(), ["tcp://h:1"], SECRET, work, roles
+    )
     start = Mock(side_effect=[OSError("no process is free"), None])
     monkeypatch.setattr(supervisor, "FORK_SERVER", SimpleNamespace(ensure=start, losses=[]))
     with closing(host):

@@ -160,6 +160,10 @@ class Leader:
             return
         self.version, self.generation, stop, self.ledger = restored
         state = read_state(self.checkpoints, self.version)
+        # Before a hand-over, after which the next servers do not know what was left.
+        if self._left is not None:
+            log_event(self.log, "rollback", from_version=self._left, to_version=self.version, cause=cause)
+            self._left = None
         before = self.stage.number
         self.stage = next_stage(self.config, self.stages, self.checkpoints, state, stop)
         # A run that ends with a checkpoint of the stage before needs no server of that stage: nothing is trained there.
@@ -167,9 +171,6 @@ class Leader:
         if not has_ended and self.module not in (None, self.stage.config.exchange.server):
             self.has_handed_over = True
             return
-        if self._left is not None:
-            log_event(self.log, "rollback", from_version=self._left, to_version=self.version, cause=cause)
-            self._left = None
         log_event(self.log, "generation", generation=self.generation, version=self.version)
         self.evaluations.begin(stop)
         if stop:
