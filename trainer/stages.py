@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from trainer.config import Config
 from trainer.coordination.stragglers import StragglerRule
+from trainer.exchange.switching import Switching
 from trainer.exchange.sync_switch import SyncSwitch
 
 START = "start of the run"
@@ -74,19 +75,21 @@ def build_stages(config: Config, num_workers: int, rows: int) -> tuple[Stage, ..
     if len(configs) == 1:
         return (Stage(0, configs[0], None, START),)
     first, second = configs
+    exchange = config.exchange
+    assert isinstance(exchange, Switching), "only these have stages"
     cohort = config.cohorts.present
     per_epoch = config.steps_per_epoch(rows)
     # As if the present workers had trained all epochs of the run: with so many steps each, the first at clock ``begin``.
     begin = cohort.clock - cohort.epoch_steps
     steps = config.steps_per_worker(rows) - begin
-    if config.exchange.switches_by_rule:
+    if exchange.switches_by_rule:
         last = -(-steps // per_epoch) - 1  # a switch after the last epoch would leave nothing for the second stage
         latest = cohort.total(begin + last * per_epoch, num_workers)
         return Stage(0, first, latest, START, by_rule=True), Stage(1, second, None, "")
-    switch = config.exchange.switch_step(steps, per_epoch)
+    switch = exchange.switch_step(steps, per_epoch)
     # With a switch at the end of the run there is no second stage, and with one at the start no first stage.
-    until = None if switch is None or switch >= steps else cohort.total(begin + switch, num_workers)
-    reason = START if until == 0 else config.exchange.switch_reason()
+    until = None if switch >= steps else cohort.total(begin + switch, num_workers)
+    reason = START if until == 0 else exchange.switch_reason()
     rule = straggler_rule(config)
     return Stage(0, first, until, START, straggler_rule=rule), Stage(1, second, None, reason)
 

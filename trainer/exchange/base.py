@@ -57,16 +57,6 @@ class Exchange(Spec):
         """Return the exchange and protocol of each stage; empty if a run is one stage with the run's own protocol."""
         return ()
 
-    def switch_step(self, steps: int, steps_per_epoch: int) -> int | None:
-        """Return the step of each worker at which the second stage begins; 0 if there is no first stage.
-
-        None if no step is known beforehand. steps: steps per worker in the run; steps_per_epoch: in an epoch."""
-        return None
-
-    def switch_reason(self) -> str:
-        """Return in words why the second stage begins at ``switch_step``."""
-        return ""
-
     def vectors_per_gradient(self, num_workers: int) -> float:
         """Return the elements that all processes send per gradient, as a multiple of the model's size.
 

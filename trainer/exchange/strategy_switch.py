@@ -80,9 +80,7 @@ class StrategySwitch(Switching):
     def stages(self) -> tuple[tuple[Exchange, Protocol], ...]:
         return (AllReduce(), BSP()), (ParameterServer(), ASP())
 
-    def switch_step(self, steps: int, steps_per_epoch: int) -> int | None:
-        if self.alpha is None:
-            return None
+    def switch_step(self, steps: int, steps_per_epoch: int) -> int:
         if self.alpha == 1:
             return steps
         return int(Fraction(str(self.alpha)) * steps / steps_per_epoch) * steps_per_epoch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -27,3 +28,13 @@ class Switching(Exchange):
     def momentum_factor(self, num_workers: int) -> float:
         """Return the factor of the momentum at the switch."""
         return {"reset": 0.0, "keep": 1.0, "scale": 1 / num_workers}[self.switch_momentum]
+
+    @abstractmethod
+    def switch_step(self, steps: int, steps_per_epoch: int) -> int:
+        """Return the step of each worker at which the second stage begins; 0 if there is no first stage.
+
+        Not called if a rule decides. steps: steps per worker in the run; steps_per_epoch: in an epoch."""
+
+    @abstractmethod
+    def switch_reason(self) -> str:
+        """Return in words why the second stage begins at ``switch_step``."""
