@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import replace
 
 from pipeline.core.errors import DataError
+from trainer.checkpoints.decisions import has_converged
 from trainer.checkpoints.slice_file import Float32s
 from trainer.checkpoints.state import RunState
 from trainer.config import ADAM, SGD, Config, RunFacts
@@ -179,6 +180,9 @@ def build_coordinator(stage: Stage, facts: RunFacts, state: RunState, num_server
 
     num_servers: servers that hold a part of every gradient."""
     config = stage.config
+    # The tolerance may have ended the run with the checkpoint of an epoch, before the final one was written.
+    if has_converged(state, config, facts.rows):
+        state = replace(state, final=True)
     state = begin_cohort(config, state)
     steps = config.steps_per_worker(facts.rows)
     steps_per_epoch = config.steps_per_epoch(facts.rows)

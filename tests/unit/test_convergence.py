@@ -9,9 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import JobError, UsageError
 from tests.support.virtual_runs import RESUME, final, virtual
+from trainer.checkpoints.read import read_state
+from trainer.checkpoints.state import RunState
+from trainer.config import RunFacts
 from trainer.coordination.convergence import Convergence
+from trainer.leader.snapshots import Snapshots
+from trainer.rules import build_coordinator
+from trainer.runlog.run_folder import read_record
+from trainer.stages import build_stages
 
 TOLERANCE, WORKERS = 0.25, 3
 
@@ -94,3 +101,27 @@ def test_a_converged_run_killed_before_its_result_ends_again(values: dict[str, A
     assert longer.updates > done.updates
     others = virtual(tmp_path, options=RESUME, tolerance=1e6, steps=50, workers=3, **values)
     assert others.updates > longer.updates
+
+
+def test_a_run_that_converges_with_an_epoch_ends_there_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kill it once the checkpoint of the epoch is complete, before the final one of the same version."""
+    values: dict[str, Any] = {"protocol": "bsp", "tolerance": 1e6, "rows": 80, "epoch_checkpoints": True}
+    done = virtual(tmp_path / "calm", **values)
+    begin = Snapshots.begin
+
+    def killed(self: Snapshots, sequence: int, state: RunState, now: float, *, is_needed: bool = False) -> None:
+        if state.final:
+            raise JobError("killed")
+        begin(self, sequence, state, now, is_needed=is_needed)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Snapshots, "begin", killed)
+        with pytest.raises(JobError, match=r"^killed$"):
+            virtual(tmp_path / "run", **values)
+    state = read_state(tmp_path / "run" / "checkpoints", 2)
+    assert (state.epoch_boundary, state.final) == (1, False)
+    (stage,) = build_stages(read_record(tmp_path / "run").config, 4, 80)
+    assert build_coordinator(stage, RunFacts(4, 80, 64, 0), state, 1).finished, "after a roll-back, too"
+    again = virtual(tmp_path / "run", options=RESUME, **values)
+    assert (again.converged, again.updates) == (done.converged, done.updates) == (True, 2)
+    assert final(again).tobytes() == final(done).tobytes()

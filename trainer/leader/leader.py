@@ -398,6 +398,8 @@ class Leader:
                 coordinator.budget.position.accepted
             ):
                 self._converged(training, now)
+            if snapshot:
+                snapshots.settle(order.sequence, coordinator.budget.position.converged_steps)
             if snapshots.is_full:
                 return
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from trainer.home.place import Place
 from trainer.home.segments import SupersededError
 from trainer.leader.background import CallQueue
 
+LEADER = -1  # among the numbers of servers
 MOST = 2  # under way at a time: every server holds a copy of its slice for each
 SLOW_S = 60.0
 
@@ -25,7 +26,7 @@ class PendingCheckpoint:
     Attributes:
         state: the state to write last.
         begun: start, in seconds on the caller's clock.
-        missing: servers that have not written their slices yet.
+        missing: servers that have not written their slices yet, and LEADER until its state is settled.
         is_needed: whether the run cannot continue without it, as at its end and at the end of a stage.
     """
 
@@ -114,10 +115,22 @@ class Snapshots:
             now: seconds on the caller's clock.
             is_needed: see PendingCheckpoint.
         """
-        self.under_way[sequence] = PendingCheckpoint(state, now, set(range(self.num_servers)), is_needed)
+        missing = {*range(self.num_servers), LEADER}
+        self.under_way[sequence] = PendingCheckpoint(state, now, missing, is_needed)
+
+    def settle(self, sequence: int, converged_steps: int | None) -> None:
+        """Let a checkpoint be completed, after its order was executed and the tolerance was tested.
+
+        A run that resumes from it would not test the same update again.
+
+        sequence: number of the order; converged_steps: see RunState."""
+        # Servers may have failed to write it already.
+        if pending := self.under_way.get(sequence):
+            pending.state = replace(pending.state, converged_steps=converged_steps)
+            self.wrote(LEADER, sequence, WriteOutcome.WRITTEN)
 
     def wrote(self, server: int, sequence: int, outcome: WriteOutcome) -> None:
-        """Note the result of a server's slice. After the last slice the checkpoint is completed in the background.
+        """Note the result of a server's slice. With nothing missing the checkpoint is completed in the background.
 
         A failure of any server ends the attempt at this checkpoint. sequence: number of the order to write the
         slice."""
