@@ -159,7 +159,8 @@ def test_a_machine_whose_name_has_no_address_runs_local_spark(monkeypatch: pytes
 def test_spark_starts_on_a_machine_whose_name_has_no_address() -> None:
     if subprocess.run(["unshare", "--uts", "true"], check=False).returncode:
         pytest.skip("a name of its own needs the rights of root")
-    program = "from pipeline.spark.session import spark_context\nwith spark_context() as c: print(c.parallelize([1], 1).sum())"
+    use = "with spark_context() as context: print(context.parallelize([1], 1).sum())"
+    program = f"from pipeline.spark.session import spark_context\n{use}"
     env = {key: value for key, value in os.environ.items() if key not in ("PYSPARK_GATEWAY_PORT", "SPARK_LOCAL_IP")}
     command = ["unshare", "--uts", "sh", "-c", 'hostname no-such-host.invalid && exec "$0" -c "$1"']
     done = subprocess.run(

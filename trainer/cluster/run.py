@@ -331,10 +331,11 @@ class ClusterRun:
             for part_end in drained(self.rendezvous.ends):
                 if part_end.part == head and not part_end.code:
                     return  # the run has just ended
-                if part_end.part == head and part_end.text.startswith(INTERRUPTED):
+                if not part_end.text.startswith(INTERRUPTED):
+                    # The next start would meet the error too, and servers of another host may be missing in the checkpoint.
+                    self._raise_for(part_end)
+                elif part_end.part == head:
                     raise RunInterruptedError(part_end.text, changes=changes and not self.is_to_end)
-                # The next start would meet the error too, and servers of another host may be missing in the checkpoint.
-                self._raise_for(part_end)
         failure = self.launcher.failure()
         cause = f"no checkpoint was written: {failure}" if failure else f"no checkpoint within {CHECKPOINT_S:.0f} s"
         raise RunInterruptedError(

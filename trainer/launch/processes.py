@@ -254,7 +254,7 @@ def _start(name: str, arguments: tuple[Any, ...]) -> tuple[Connection, BaseProce
             own_end, child_end = context().Pipe()
             with child_end:
                 try:
-                    return own_end, _forked(name, (child_end, *arguments))
+                    return own_end, _fork(name, (child_end, *arguments))
                 except BaseException:
                     own_end.close()
                     raise
@@ -265,7 +265,7 @@ def _start(name: str, arguments: tuple[Any, ...]) -> tuple[Connection, BaseProce
     raise ProcessKilledError(f"{name} could not be started, tried {STARTS} times: {problem}")
 
 
-def _forked(name: str, arguments: tuple[Any, ...]) -> BaseProcess:
+def _fork(name: str, arguments: tuple[Any, ...]) -> BaseProcess:
     """Have the fork server fork a process, and return it. Raises OSError and EOFError. Arguments: of ``_main``."""
     process: BaseProcess = context().Process(target=_main, args=arguments, name=name, daemon=True)
     # start() would wait forever for a frozen fork server; killing it turns that into an error and a retry.
