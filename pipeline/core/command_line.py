@@ -376,7 +376,7 @@ def execute(
     _replace_closed_streams()
     try:
         code = main()
-        _flush_results()
+        sys.stdout.flush()  # here, where its errors are still caught
     except JobError as error:
         code = _fail(str(error), error.exit_code, debug)
     except KeyboardInterrupt:
@@ -386,6 +386,8 @@ def execute(
             code = BROKEN_PIPE
         elif _follows_interrupt(error):
             code = _fail(f"interrupted; {interrupted}", 1, debug)
+        elif isinstance(error, OSError) and (reason := _output_error()):
+            code = _fail(f"standard output cannot be written: {reason}", 1, debug)
         elif isinstance(error, FileNotFoundError) and not _has_current_folder():
             code = _fail("the current folder has been deleted: change to another one", 1, debug)
         elif isinstance(error, (OSError, MemoryError)):
@@ -415,14 +417,13 @@ def _replace_closed_streams() -> None:
             setattr(sys, name, file)
 
 
-def _flush_results() -> None:
-    """Flush standard output. Raises BrokenPipeError if nobody reads it any more, and JobError for a full disk."""
+def _output_error() -> str | None:
+    """Return why standard output cannot take what was written to it, such as a full disk; None if it can."""
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        raise
     except OSError as error:
-        raise JobError(f"standard output cannot be written: {error.strerror}") from None
+        return error.strerror
+    return None
 
 
 def _has_current_folder() -> bool:

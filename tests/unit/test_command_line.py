@@ -198,7 +198,11 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
     [("/dev/full", 1, "error: standard output cannot be written: No space left on device\n"), (None, 0, "")],
 )
 def test_a_full_or_missing_output_ends_without_a_trace(
-    path: str | None, code: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    path: str | None,
+    code: int,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with nullcontext() if path is None else open(path, "w") as output:
         monkeypatch.setattr(sys, "stdout", output)
