@@ -151,8 +151,6 @@ if [ -z "\${SPARK_CONF_DIR:-}\${SPARK_SUBMIT_OPTS:-}" ]; then
 fi
 # Java takes the home folder from the user's line in /etc/passwd, which a container's user by number does not have.
 id -un >/dev/null 2>&1 || export SPARK_SUBMIT_OPTS="\${SPARK_SUBMIT_OPTS:-} -Duser.home=\${HOME:-/tmp}"
-# Spark does not start on a machine whose name has no address, as in some containers.
-if [ -z "\${SPARK_LOCAL_IP:-}" ]; then getent hosts "\$(uname -n)" >/dev/null || export SPARK_LOCAL_IP=127.0.0.1; fi
 # The JVM that only composes spark-submit's command line.
 export SPARK_LAUNCHER_OPTS="\${SPARK_LAUNCHER_OPTS:--XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto}"
 ENV

@@ -307,7 +307,7 @@ def _rates(plan: RunPlan) -> str:
     else:
         text = f"{plan.protocol} applies {each} to each of {plan.update_size} pushes per update"
     if plan.rate_warmup:
-        text += f"; rises to it in the first {plan.rate_warmup:.4g} epochs"
+        text += f"; rises to this rate until epoch {plan.rate_warmup:.4g} of the run"
     if plan.recipe == INVERSE_SQRT:
         return text + "; divided by the square root of t in mini-batch t"
     if plan.recipe == COSINE:

@@ -407,13 +407,14 @@ def execute(
 
 
 def _replace_closed_streams() -> None:
-    """Discard the output on standard streams that the program was started without.
+    """Open /dev/null for the standard streams that the program was started without.
 
     A file that the program opens would otherwise get the number of the stream, on which native libraries write."""
-    # Each of them takes the lowest number that is free.
-    for name, mode in (("stdin", os.O_RDONLY), ("stdout", os.O_WRONLY), ("stderr", os.O_WRONLY)):
+    # Each of them takes the lowest number that is free. The programs that this one starts lack the streams too.
+    for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
-            file = os.fdopen(os.open(os.devnull, mode), "r" if mode == os.O_RDONLY else "w", encoding="utf-8")
+            file = open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8")  # noqa: SIM115 (kept to the end)
+            os.set_inheritable(file.fileno(), True)
             setattr(sys, name, file)
 
 
@@ -450,7 +451,10 @@ def _follows_interrupt(error: BaseException) -> bool:
 def _output_is_closed() -> bool:
     """Return True and discard further output if the reader of standard output has exited, as ``head`` does."""
     poll = select.poll()
-    poll.register(sys.stdout, select.POLLOUT)
+    try:
+        poll.register(sys.stdout, select.POLLOUT)
+    except ValueError:  # an object in its place, without a file
+        return False
     is_closed = any(event & select.POLLERR for _, event in poll.poll(0))
     if is_closed:
         _discard(sys.stdout)

@@ -210,7 +210,9 @@ def java_above() -> str:
                 release = (program.parents[1] / "release").read_text(encoding="utf-8")
                 match = re.search(r'^JAVA_VERSION="(.*)"', release, re.MULTILINE)
                 return match[1] if match else ""
-            pid = int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+            pid = int(
+                Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
+            )
     return ""
 
 

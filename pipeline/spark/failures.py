@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 PYTHON = "start executors with a Python that has this project's packages, by PYSPARK_PYTHON or --archives"
-# A name without a message is only looked for without its module, as Python prints its own errors.
+# An error without a message is found only under a bare name, as Python prints built-in ones.
 RAISED = re.compile(
     r"^(?:(?:: |Caused by: )?(?:[\w.$]+\.)?(\w*(?:Error|Exception|Interrupt)): (.+)|(\w+Error))$", re.MULTILINE
 )

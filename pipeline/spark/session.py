@@ -43,7 +43,6 @@ NOISY = (
 
 
 NOT_SHIPPED = {"__pycache__", "conf"}  # folders; the files of conf are added separately
-LOOPBACK = "127.0.0.1"
 MASTER_S = 5.0  # the time in which a standalone master must accept a connection
 DRIVER_MEMORY = "spark.driver.memory"
 LOCAL_IP = "SPARK_LOCAL_IP"  # the address of this machine for Spark, instead of its name's
@@ -89,16 +88,19 @@ def jvm_options() -> str:
     return log + LATE_OPTIMISATION
 
 
-def _prepare_jvm(defaults: Mapping[str, str]) -> None:
+def _prepare_jvm(defaults: Mapping[str, str]) -> bool:
     """Set the options that a driver's JVM needs when it starts: its address, its memory, its log and its compiler.
 
-    Raises JobError if there is no Java.
+    Returns whether it gets an address that only this machine reaches, as its name has none. Raises JobError if there is no
+    Java, and FileNotFoundError if the current folder has been deleted.
 
     A JVM that is running already, such as spark-submit's, has its options from its command line and environment."""
     if "PYSPARK_GATEWAY_PORT" in os.environ or has_gateway():
-        return
-    if LOCAL_IP not in os.environ and not _has_address():
-        os.environ[LOCAL_IP] = LOOPBACK
+        return False
+    os.getcwd()  # a JVM does not start in a deleted folder
+    lacks_address = LOCAL_IP not in os.environ and not _has_address()
+    if lacks_address:
+        os.environ[LOCAL_IP] = "127.0.0.1"
     java = f"{os.environ['JAVA_HOME']}/bin/java" if os.environ.get("JAVA_HOME") else "java"
     if shutil.which(java) is None:
         raise JobError(f"no program {java}, which Spark needs: install Java 17 or newer, or set JAVA_HOME to one")
@@ -110,14 +112,16 @@ def _prepare_jvm(defaults: Mapping[str, str]) -> None:
     if _is_nameless():
         home = os.environ.get("HOME") or tempfile.gettempdir()
         os.environ["SPARK_SUBMIT_OPTS"] = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -Duser.home={home}".strip()
+    return lacks_address
 
 
 def _has_address() -> bool:
     """True if this machine's name has an address, without which Spark does not start."""
     try:
-        return bool(socket.getaddrinfo(socket.gethostname(), None))
+        socket.getaddrinfo(os.fsencode(socket.gethostname()), None)
     except OSError:
         return False
+    return True
 
 
 def _is_nameless() -> bool:
@@ -217,7 +221,7 @@ def spark_context(
     if master:
         check_master(master)
     defaults = spark_defaults()
-    _prepare_jvm(defaults)
+    lacks_address = _prepare_jvm(defaults)
     # Without a JVM to ask, a SparkConf is empty, and defaults set on it would override those of spark-submit.
     start_jvm()
     if _is_nameless():
@@ -229,7 +233,7 @@ def spark_context(
     if not master:
         check_master(conf.get("spark.master", ""))
     local = conf.get("spark.master", "").startswith("local")
-    if not local and os.environ.get(LOCAL_IP) == LOOPBACK and not _has_address():
+    if lacks_address and not local and not conf.contains("spark.driver.host"):
         raise JobError(
             f"the executors of {conf.get('spark.master')} need an address of this machine, and its name"
             f" {socket.gethostname()} has none: add it to /etc/hosts, or set {LOCAL_IP}"

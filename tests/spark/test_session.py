@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -140,17 +141,19 @@ def test_a_user_without_a_name_runs_spark_under_its_number() -> None:
     assert done.stdout.splitlines()[-1] == f"{os.geteuid()} /tmp [1]"
 
 
-def test_a_machine_whose_name_has_no_address_runs_local_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "_has_address", lambda: False)
-    for name in ("PYSPARK_GATEWAY_PORT", "SPARK_LOCAL_IP"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "")
+def test_a_machine_whose_name_has_no_address_runs_local_spark_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYSPARK_GATEWAY_PORT", "SPARK_LOCAL_IP", "SPARK_SUBMIT_OPTS"):
+        monkeypatch.setenv(name, "")  # so that it is restored, if it is not set either
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(socket, "gethostname", lambda: "a" * 64)
     with monkeypatch.context() as before_the_jvm:
         before_the_jvm.setattr(session, "has_gateway", lambda: False)
-        session._prepare_jvm({})
-    assert os.environ["SPARK_LOCAL_IP"] == "127.0.0.1"
+        assert session._prepare_jvm({})
+        assert os.environ["SPARK_LOCAL_IP"] == "127.0.0.1"
+        assert not session._prepare_jvm({}), "an address that was set is not asked about"
     monkeypatch.setattr(session, "running_context", lambda: None)
-    line = r"the executors of yarn need an address of this machine, and its name .* has none: add it to /etc/hosts, or"
+    monkeypatch.setattr(session, "_prepare_jvm", lambda _: True)
+    line = r"the executors of yarn need an address of this machine, and its name a+ has none: add it to /etc/hosts, or"
     with pytest.raises(JobError, match=line), spark_context(master="yarn"):
         pass
 
@@ -159,12 +162,17 @@ def test_a_machine_whose_name_has_no_address_runs_local_spark(monkeypatch: pytes
 def test_spark_starts_on_a_machine_whose_name_has_no_address() -> None:
     if subprocess.run(["unshare", "--uts", "true"], check=False).returncode:
         pytest.skip("a name of its own needs the rights of root")
-    use = "with spark_context() as context: print(context.parallelize([1], 1).sum())"
-    program = f"from pipeline.spark.session import spark_context\n{use}"
-    env = {key: value for key, value in os.environ.items() if key not in ("PYSPARK_GATEWAY_PORT", "SPARK_LOCAL_IP")}
-    command = ["unshare", "--uts", "sh", "-c", 'hostname no-such-host.invalid && exec "$0" -c "$1"']
+    program = (
+        "import socket\n"
+        "socket.sethostname('no-such-host.invalid')\n"
+        "from pipeline.spark.session import spark_context\n"
+        "with spark_context() as context: print(context.parallelize([1], 1).sum())"
+    )
+    # With keys of S3 in the environment Spark looks the name up all the same.
+    dropped = ("PYSPARK_GATEWAY_PORT", "SPARK_LOCAL_IP", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    env = {key: value for key, value in os.environ.items() if key not in dropped}
     done = subprocess.run(
-        [*command, sys.executable, program],
+        ["unshare", "--uts", sys.executable, "-c", program],
         env=env | {"PYTHONPATH": str(PACKAGE.parent)},
         capture_output=True,
         text=True,

@@ -124,7 +124,7 @@ def test_shards_of_other_forms_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "c.parquet").write_bytes(b"no Parquet")
     with pytest.raises(DataError, match=r"c\.parquet is damaged: "):
         open_shards(joined(first, tmp_path / "c.parquet"))
-    with pytest.raises(DataError, match=r"d\.parquet has no rows, and .* cannot train; leave it out of --shards$"):
+    with pytest.raises(DataError, match=r"d\.parquet has no rows, and .*; delete it, or leave it out of --shards$"):
         open_shards(joined(first, write_bare_shard(tmp_path / "d.parquet", 0, rows=0)))
 
 

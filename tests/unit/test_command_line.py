@@ -217,20 +217,21 @@ def test_a_full_or_missing_output_ends_without_a_trace(
 def test_messages_of_a_closed_stream_go_nowhere(closed: str, output: str) -> None:
     """Neither into standard output, nor into the first file that the program opens."""
     program = (
-        "import os, sys\n"
+        "import os, subprocess, sys\n"
         "from pipeline.core.command_line import execute\n"
         "from pipeline.core.console import say\n"
         "def main():\n"
         "    say('test', 'a message', text=None)\n"
         "    print(sys.stderr.isatty())\n"
-        "    return os.open(os.devnull, os.O_RDONLY) <= 2\n"
+        "    child = 'import sys; print(sys.stderr.fileno(), file=sys.stderr)'\n"
+        "    return os.open(os.devnull, os.O_RDONLY) <= 2 or subprocess.run([sys.executable, '-c', child]).returncode\n"
         "execute(main, interrupted='')"
     )
     done = subprocess.run(
         ["bash", "-c", f'"$0" -c "$1" {closed}', sys.executable, program], capture_output=True, text=True, cwd=ROOT
     )
     assert (done.returncode, done.stdout) == (0, output)
-    assert done.stderr == ("a message\n" if closed == ">&-" else "")
+    assert done.stderr == ("a message\n2\n" if closed == ">&-" else "")
 
 
 def test_a_deleted_folder_is_named(

@@ -278,9 +278,6 @@ def cells_of_the_readme(column: str) -> dict[str, str]:
     return {row[0].strip("`"): row[head.index(column)] for row in rows}
 
 
-OF_ROWS = ("recency", "sliding-window")  # samplers with a loss table that has an entry for each row
-
-
 def supported_pairs() -> Iterator[tuple[str, list[str], str]]:
     """Yield every exchange with every protocol and sampler, and the line that refuses them; "" if the table has them."""
     protocols, samplers = cells_of_the_readme("protocols"), cells_of_the_readme("samplers")
@@ -297,7 +294,12 @@ def supported_pairs() -> Iterator[tuple[str, list[str], str]]:
             words += ["--example-table", "t"] if SAMPLERS[sampler].column else []
             is_refused = protocol and protocols[name].strip("[").partition("]")[0] != "all"
             line = f"--exchange {name} has {has}: leave out --protocol {protocol}" if is_refused else ""
-            if protocol and not is_refused and sampler in OF_ROWS and not PROTOCOLS[protocol].reads_own_writes:
+            if (
+                protocol
+                and not is_refused
+                and getattr(SAMPLERS[sampler], "has_row_entries", False)
+                and not PROTOCOLS[protocol].reads_own_writes
+            ):
                 line = (
                     f"--sampling {sampler} needs a worker's losses before its next mini-batch, but --protocol {protocol} may"
                     " apply them later: give another --protocol, such as asp, or another --sampling"

@@ -65,7 +65,6 @@ def test_many_copies_are_noted_with_their_remedy(strategy: Strategy, copies: int
     assert advice in note
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("clusters", "line"), [(None, ""), (20, ""), (19, "--clusters 19 for 10 "), (3, "--clusters 3 ")]
 )
@@ -86,6 +85,7 @@ def test_one_cluster_per_class_is_said_to_be_stratified(
     assert [line in record.message and remedy in record.message for record in caplog.records] == [True] * bool(line)
 
 
+@pytest.mark.slow
 def test_a_copied_job_imports_nothing_beside_its_folder(tmp_path: Path) -> None:
     """Spark copies a remote script below /tmp, where anybody may put a package of the same name."""
     guard = 'if Path(__file__).resolve().parent.name == "jobs":'

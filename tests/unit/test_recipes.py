@@ -85,7 +85,7 @@ def test_a_warm_up_rises_step_by_step_beside_the_schedule() -> None:
     facts = RunFacts(2, 50, 10, 0)
     found = [worker_rate(config, facts, step / 5) for step in range(20)]
     assert found == pytest.approx([*(0.01 * n for n in range(1, 11)), *[0.1] * 5, *[0.01] * 5])
-    assert "rises to it in the first 2 epochs; falls to a tenth at epoch 3\n" in describe(plan(config, facts))
+    assert "rises to this rate until epoch 2 of the run; falls to a tenth at epoch 3\n" in describe(plan(config, facts))
     text = describe(plan(make_config(epochs=4, protocol="bsp", recipe="cosine"), facts))
     assert "pushes; falls to 0 along a cosine\n" in text
 

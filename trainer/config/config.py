@@ -23,6 +23,8 @@ from trainer.exchange import EXCHANGES, Exchange
 from trainer.exchange.all_reduce import AllReduce
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.parameter_server import ParameterServer
+from trainer.gossip import SELECTORS
+from trainer.gossip.random_examples import random_examples
 from trainer.models import ModelSpec, model_from_json
 from trainer.models.resnet import ResNet20
 from trainer.protocols import PROTOCOLS, Protocol
@@ -172,7 +174,7 @@ class Config:
     @property
     def reads_losses(self) -> bool:
         """True if workers select examples for others by the losses of their rows."""
-        return bool(self.data.gossip) and self.data.selector != "random"
+        return bool(self.data.gossip) and SELECTORS[self.data.selector] is not random_examples
 
     @property
     def loss_statistics(self) -> LossStatistics | None:

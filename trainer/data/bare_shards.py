@@ -203,7 +203,7 @@ class BareSums:
         if not worker.rows:
             raise DataError(
                 f"{shards.uri}/{worker.files[0].path} has no rows, and a worker without rows cannot train;"
-                " leave it out of --shards"
+                " delete it, or leave it out of --shards"
             )
 
     def means(self, image: Image) -> list[float]:

@@ -33,7 +33,7 @@ class Switching(Exchange):
     def switch_step(self, steps: int, steps_per_epoch: int) -> int:
         """Return the step of each worker at which the second stage begins; 0 if there is no first stage.
 
-        Not called if a rule decides. steps: steps per worker in the run; steps_per_epoch: in an epoch."""
+        Not called if ``switches_by_rule``. steps: steps per worker in the run; steps_per_epoch: in an epoch."""
 
     @abstractmethod
     def switch_reason(self) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import connection
 from pathlib import Path
@@ -216,13 +215,16 @@ class Supervisor:
     def _keep_fork_server(self) -> None:
         """Restart the fork server if it died. Its children keep running, but the next start needs it."""
         name = "the process that the others are forked from"
-        with suppress(OSError):  # without free file descriptors or processes; the next round tries again
+        again = "started again"
+        try:
             FORK_SERVER.ensure()
+        except OSError:  # without free file descriptors or processes
+            again = "the next round tries to start it again"
         while FORK_SERVER.losses:
             cause = FORK_SERVER.losses.pop()
             self._count(f"{name} ended", self.progress.furthest, cause, self.folders.work / LOGS)
             log_event(self.folders.work, "restart", role="fork server", index=0, cause=cause)
-            self.overseer.message(f"{name}: {cause}; started again")
+            self.overseer.message(f"{name}: {cause}; {again}")
 
     def _ended(self, role: Role, child: Child, cause: str) -> None:
         """Handle a process that has ended or was killed: remove it, and schedule its restart unless its role is done.

@@ -14,7 +14,7 @@ from trainer.home.place import Place
 from trainer.home.segments import SupersededError
 from trainer.leader.background import CallQueue
 
-LEADER = -1  # among the numbers of servers
+LEADER = -1  # beside the numbers of servers in ``missing``
 MOST = 2  # under way at a time: every server holds a copy of its slice for each
 SLOW_S = 60.0
 

@@ -79,7 +79,7 @@ def is_running(owner: dict[str, Any]) -> bool | None:
 def _status(pid: int) -> tuple[str, str]:
     """Return the state of a process and its start time in clock ticks, or empty strings if /proc has neither."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         return fields[0], fields[19]
     except (OSError, IndexError):
         return "", ""

@@ -61,7 +61,7 @@ class Store:
             raise UsageError("an empty path names no file or folder")
         # Neither Spark nor a manifest can hold such a path.
         if readable(uri) != uri:
-            raise UsageError(f"{readable(uri)} is not UTF-8 in this locale: rename it, or set LC_ALL=C.UTF-8")
+            raise UsageError(f"{readable(uri)} cannot be read as UTF-8: set LC_ALL=C.UTF-8, or rename it")
         if scheme in ("", "file"):
             if authority not in ("", "localhost"):
                 raise UsageError(f"{uri} names the host {authority!r}; file: paths are local, so write file:///path")

@@ -61,8 +61,8 @@ def names_in(table: ColumnTable, label: str, path: str) -> tuple[str, ...]:
         # A column of texts without repetitions holds no classes, and might fill the memory.
         if len(names) > MAX_CLASSES:
             raise DataError(
-                f"{path}: column {label} holds more than {MAX_CLASSES:,} different texts; it is no label, but"
-                " --label-column names another column"
+                f"{path}: column {label} holds more than {MAX_CLASSES:,} different texts, too many for a"
+                " label; name another column by --label-column"
             )
     return tuple(sorted(names))
 
