@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.clusters.machine import ROOT
 from trainer.config import Config
 from trainer.exchange.strategy_switch import StrategySwitch
 from trainer.study.__main__ import find_plan
@@ -23,6 +25,7 @@ SIBLINGS = {
     "gossip-paper": "gossip-sweep",
     "sharding-coarse": "sharding-high-dose",
 }
+STUDY = ROOT / "trainer" / "study"
 MOST_RUNS = 60  # of the cnn on 2,000 rows, some seconds each
 
 
@@ -34,6 +37,13 @@ def test_a_published_comparison_has_a_quick_sibling(name: str) -> None:
     assert (bool(quick.times), bool(quick.target_loss)) == (bool(plan.times), bool(plan.target_loss))
     assert len(list(quick.runs())) <= min(MOST_RUNS, len(list(plan.runs())))
     assert {keys["input"] for keys in quick.datasets.values()} == {"build/sample"}
+
+
+def test_the_manual_has_the_number_of_runs_of_each_plan() -> None:
+    rows = re.findall(r"^\| `([\w-]+)` \|.*\| ([\d,]+) \|$", (STUDY / "README.md").read_text(), re.MULTILINE)
+    numbers = {name: int(number.replace(",", "")) for name, number in rows}
+    assert numbers == {name: len(list(find_plan(name).runs())) for name in numbers}
+    assert len(numbers) > 30
 
 
 def each_case(plan: StudyPlan) -> Iterator[tuple[Cell, Config]]:
