@@ -243,7 +243,7 @@ def test_null_names_and_texts_that_never_repeat_are_refused(tmp_path: Path) -> N
         labels_of(find(path, shape=SHAPE))
     rows = 70_000
     write(path, image=[b"123"] * rows, label=[str(number) for number in range(rows)])
-    with pytest.raises(DataError, match="column label holds more than 65,536 different texts; it is no label"):
+    with pytest.raises(DataError, match="column label holds more than 65,536 different texts, too many for a label"):
         find(path, shape=(3, 1, 1))
 
 

@@ -42,7 +42,6 @@ class BlockedRun:
 
 def test_many_signals_are_one_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Signals at any moment end the runs, and nothing but KeyboardInterrupt is raised."""
-    study._interrupt_by_signals()
     runner = Runner(make_plan(("random",), seeds=1), tmp_path, 1, print)
     blocked = BlockedRun()
     runner.children.add(blocked)
@@ -59,7 +58,7 @@ def test_many_signals_are_one_interruption(tmp_path: Path, monkeypatch: pytest.M
     sender = threading.Thread(target=send)
     sender.start()
     try:
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt), study._interrupts_by_signals():
             runner.run(list(runner.plan.runs()))
     finally:
         stopped.set()
@@ -70,7 +69,9 @@ def test_many_signals_are_one_interruption(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_signal_that_is_ignored_stays_so() -> None:
     """A shell ignores SIGINT for the commands that it starts in the background."""
+    before = signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    study._interrupt_by_signals()
-    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    assert callable(signal.getsignal(signal.SIGTERM))
+    with study._interrupts_by_signals():
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before

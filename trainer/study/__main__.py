@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -134,8 +134,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         ledger = StudyLedger(root / LEDGER)
         waiting = [run for run in runs if run not in ledger]
         check_plan(plan, set() if args.prepare else Sets(plan, root).prepared_datasets(runs, waiting))
-    _interrupt_by_signals()
     with ExitStack() as stack:
+        stack.enter_context(_interrupts_by_signals())
         try:
             stack.enter_context(locked(root))
         except OSError as error:
@@ -188,10 +188,12 @@ def _report(plan: StudyPlan, root: Path, ledger: StudyLedger) -> None:
     print(write_report(plan, root, ledger))
 
 
-def _interrupt_by_signals() -> None:
-    """Raise KeyboardInterrupt at the first SIGINT or SIGTERM. Later ones are ignored, so that the end is orderly."""
+@contextmanager
+def _interrupts_by_signals() -> Iterator[None]:
+    """Raise KeyboardInterrupt in the block at the first SIGINT or SIGTERM. Later ones are ignored, for an orderly end."""
     # A shell starts background commands with SIGINT ignored, which stays so.
-    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
 
     def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
         for number in numbers:
@@ -200,6 +202,13 @@ def _interrupt_by_signals() -> None:
 
     for number in numbers:
         signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        # After an interruption the program ends, and later signals stay ignored.
+        for number in numbers:
+            if signal.getsignal(number) is interrupt:
+                signal.signal(number, before[number])
 
 
 if __name__ == "__main__":
