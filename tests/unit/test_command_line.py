@@ -42,10 +42,12 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return starts
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def sigint() -> Iterator[Callable[[Any], object]]:
-    """The function that sets the handler of SIGINT, whose old one is restored at the end."""
-    before = signal.getsignal(signal.SIGINT)
+    """The function that sets the handler of SIGINT, which is Python's own at the start. The old one is restored at the end.
+
+    A shell ignores SIGINT for the tests if it starts them in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield lambda handler: signal.signal(signal.SIGINT, handler)
     signal.signal(signal.SIGINT, before)
 
