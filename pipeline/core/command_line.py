@@ -410,7 +410,7 @@ def _replace_closed_streams() -> None:
     """Open /dev/null for the standard streams that the program was started without.
 
     A file that the program opens would otherwise get the number of the stream, on which native libraries write."""
-    # Each of them takes the lowest number that is free. The programs that this one starts lack the streams too.
+    # Each of them takes the lowest number that is free. Programs that this one starts inherit them.
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             file = open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8")  # noqa: SIM115 (kept to the end)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.sampling.base import LossTable
-from trainer.sampling.by_rows import RowTableSampler
+from trainer.sampling.row_table import RowTableSampler
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import option
 from trainer.sampling.base import LossTable
-from trainer.sampling.by_rows import RowTableSampler
+from trainer.sampling.row_table import RowTableSampler
 
 MOST_PREDICTIONS = 10  # float32 then has 8,192 times the change of an entry exactly, as so many workers push it
 
