@@ -7,7 +7,7 @@ if Path(__file__).resolve().parent.name == "jobs":  # not a copy that Spark made
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pipeline.runs.compare import run_comparison
-from pipeline.runs.flags import execute
+from pipeline.runs.program import execute
 
 
 def main() -> int:

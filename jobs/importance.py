@@ -6,8 +6,8 @@ from pathlib import Path
 if Path(__file__).resolve().parent.name == "jobs":  # not a copy that Spark made in a folder that others may write to
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pipeline.runs import flags as cli
 from pipeline.runs.command import shard_with
+from pipeline.runs.program import execute
 from pipeline.strategies.importance import Importance
 
 
@@ -16,4 +16,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    cli.execute(main)
+    execute(main)

@@ -6,7 +6,7 @@ from pathlib import Path
 if Path(__file__).resolve().parent.name == "jobs":  # not a copy that Spark made in a folder that others may write to
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pipeline.runs.flags import execute
+from pipeline.runs.program import execute
 from pipeline.runs.reshard_command import run_resharding
 
 

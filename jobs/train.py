@@ -6,7 +6,7 @@ from pathlib import Path
 if Path(__file__).resolve().parent.name == "jobs":  # not a copy that Spark made in a folder that others may write to
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pipeline.core import command_line
+from pipeline.core.program import execute
 from trainer.__main__ import INTERRUPTED, parser
 from trainer.__main__ import main as train
 from trainer.cluster.hosts import SPARK
@@ -29,4 +29,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    command_line.execute(main, interrupted=INTERRUPTED)
+    execute(main, interrupted=INTERRUPTED)

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from pipeline.core.command_line import execute, run_chosen
+from pipeline.core.command_line import run_chosen
+from pipeline.core.program import execute
 
 COMMANDS = {
     "fetch": ("pipeline.datasets.cifar", "download CIFAR-10 or CIFAR-100 to a local folder, HDFS or S3"),

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from pipeline import __main__ as pipeline_commands
 from pipeline.core import command_line
 from pipeline.core.command_line import DISTRIBUTION
+from pipeline.core.program import execute
 
 COMMANDS = {
     **{name: summary for name, (_, summary) in pipeline_commands.COMMANDS.items()},
@@ -58,7 +59,7 @@ def _run(command: str, arguments: list[str]) -> NoReturn:
 def _run_trainer(command: str, argv: Sequence[str]) -> NoReturn:
     """Run a command of the trainer, and exit with its code."""
     program: Any = import_module(PROGRAMS[command])
-    command_line.execute(lambda: int(program.main(argv)), interrupted=program.INTERRUPTED)
+    execute(lambda: int(program.main(argv)), interrupted=program.INTERRUPTED)
 
 
 if __name__ == "__main__":

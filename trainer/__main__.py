@@ -14,6 +14,7 @@ from pipeline.core import command_line
 from pipeline.core.command_line import Parser
 from pipeline.core.errors import UsageError
 from pipeline.core.extras import require
+from pipeline.core.program import execute
 from pipeline.core.specs import add_flags, from_flags
 from trainer.api import train
 from trainer.cluster.hosts import SPARK, Hosts
@@ -82,5 +83,5 @@ def _refuse_hosts_by_hand(launcher: str, args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     for name, program in (("embed", embedding), ("predict", inference)):
         if sys.argv[1:2] == [name]:
-            command_line.execute(partial(program.main, sys.argv[2:]), interrupted=program.INTERRUPTED)
-    command_line.execute(main, interrupted=INTERRUPTED)
+            execute(partial(program.main, sys.argv[2:]), interrupted=program.INTERRUPTED)
+    execute(main, interrupted=INTERRUPTED)

@@ -10,6 +10,7 @@ from pipeline.core import command_line
 from pipeline.core.command_line import Parser, as_typed
 from pipeline.core.errors import UsageError
 from pipeline.core.extras import require
+from pipeline.core.program import execute
 from pipeline.core.specs import AdvancedHelp, add_flags, descriptions, from_flags
 from trainer.config import Config, Optimiser
 from trainer.exchange.parameter_server import ParameterServer
@@ -147,4 +148,4 @@ def _compare(args: argparse.Namespace, config: Config, simulated: SimulationSett
 
 
 if __name__ == "__main__":
-    command_line.execute(main, interrupted=INTERRUPTED)
+    execute(main, interrupted=INTERRUPTED)

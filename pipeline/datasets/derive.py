@@ -20,6 +20,7 @@ from pipeline.core.arrays import Ints
 from pipeline.core.command_line import Parser
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.json_values import parse_object
+from pipeline.core.program import execute
 from pipeline.core.seeds import Purpose, generator
 from pipeline.core.shardset.layout import Layout
 from pipeline.core.shardset.schema import record_schema
@@ -324,7 +325,7 @@ def main(argv: Sequence[str]) -> None:
         print(f"{args.to}: {'written' if is_new else 'already written, nothing to do'}")
         return 0
 
-    command_line.execute(run, interrupted="nothing was written; run it again")
+    execute(run, interrupted="nothing was written; run it again")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from pipeline.core import command_line
+from pipeline.core.program import execute
 from pipeline.doctor.checks import as_json, format_checks, has_failed
 
 WAIT_S = 60.0
@@ -49,4 +50,4 @@ def main(argv: Sequence[str]) -> None:
         print(as_json(checks) if args.json else format_checks(checks))
         return 1 if has_failed(checks) else 0
 
-    command_line.execute(run, interrupted="run it again")
+    execute(run, interrupted="run it again")

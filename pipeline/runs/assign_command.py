@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pipeline.core.command_line import parse
 from pipeline.runs import flags as cli
 from pipeline.runs.command import run_sharding
+from pipeline.runs.program import execute
 from pipeline.strategies import STRATEGIES
 
 
 def main(argv: Sequence[str]) -> None:
     """Assign images to workers by any strategy, and write no shards; materialize writes them later."""
-    cli.execute(lambda: _assign(argv))
+    execute(lambda: _assign(argv))
 
 
 def _assign(argv: Sequence[str]) -> int:

@@ -13,6 +13,7 @@ from pipeline.core.specs import from_flags, member_from_flags
 from pipeline.runs import flags as cli
 from pipeline.runs.api import shard_request
 from pipeline.runs.metrics_file import JobRecord, job_metrics
+from pipeline.runs.program import execute
 from pipeline.runs.request import Request
 from pipeline.runs.reshard import read_strategy
 from pipeline.runs.steps.run import ShardingResult
@@ -47,7 +48,7 @@ def shard_by_one_of(prog: str, description: str | None, members: Mapping[str, ty
 
 def main(argv: Sequence[str]) -> None:
     """Shard images by any strategy, on the running Spark or on a local Spark."""
-    cli.execute(lambda: _shard_by_name(argv))
+    execute(lambda: _shard_by_name(argv))
 
 
 def _shard_by_name(argv: Sequence[str]) -> int:

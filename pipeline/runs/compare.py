@@ -24,6 +24,7 @@ from pipeline.runs import flags as cli
 from pipeline.runs.agreement import agreement
 from pipeline.runs.lineage import lineage_events
 from pipeline.runs.metrics_file import JobRecord, job_metrics
+from pipeline.runs.program import execute
 from pipeline.runs.report import report
 from pipeline.runs.request import preflight
 from pipeline.runs.shard import shard
@@ -155,7 +156,7 @@ def read_strategy(name: str, args: argparse.Namespace) -> Strategy:
 
 def main(argv: Sequence[str]) -> None:
     """Shard an input by every strategy, and compare quality and seconds in a table and a report."""
-    cli.execute(lambda: run_comparison("python -m pipeline compare", main.__doc__, argv))
+    execute(lambda: run_comparison("python -m pipeline compare", main.__doc__, argv))
 
 
 def run_comparison(prog: str, description: str | None, argv: Sequence[str] | None = None) -> int:

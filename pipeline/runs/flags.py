@@ -1,19 +1,19 @@
-"""The command line shared by all jobs: flags, the request made from them, and the message for an error of Spark."""
+"""The command line shared by all jobs: its flags, and the request made from them."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from pipeline.assignment.sizes import NAMES, named_ratios
 from pipeline.assignment.speeds import measured_ratios
-from pipeline.core import command_line, errors, specs
+from pipeline.core import command_line, specs
 from pipeline.core.argparse_internals import FlagGroup
 from pipeline.core.command_line import Parser, image_shape, image_size
-from pipeline.core.errors import JobError, UsageError
+from pipeline.core.errors import UsageError
 from pipeline.core.shardset.ratios import Ratios
 from pipeline.core.specs import AdvancedHelp
 from pipeline.core.storage.store import configured_store
@@ -21,7 +21,6 @@ from pipeline.core.storage.uri import is_hdfs
 from pipeline.input.formats import FORMATS
 from pipeline.input.read_options import ReadOptions
 from pipeline.runs.request import Request
-from pipeline.spark.failures import cluster_failure, raised_error
 from pipeline.strategies import STRATEGIES, Strategy
 
 SHARD = "Shard images by any strategy, on the running Spark or on a local Spark."
@@ -371,33 +370,3 @@ def _ratios(args: argparse.Namespace) -> Ratios | None:
             f"--ratios-from {run} has speeds of {len(measured)} workers, but --workers is {args.workers}; leave it out"
         )
     return measured
-
-
-def execute(main: Callable[[], int]) -> NoReturn:
-    """Run a job's main and exit with the documented exit code and one line for every expected error."""
-    command_line.execute(
-        main, interrupted="a set is committed completely or not at all, so run the same command again", cause=_cause
-    )
-
-
-def exit_code_of(error: BaseException) -> int:
-    """Return the exit code of a job that ends with an error."""
-    if isinstance(error, JobError):
-        return error.exit_code
-    # The same as ``command_line.execute``: errors of the system are no errors of Spark, and need no text.
-    if not isinstance(error, Exception) or isinstance(error, OSError | MemoryError):
-        return 1
-    return _cause(error)[1]
-
-
-def _cause(error: Exception) -> tuple[str, int]:
-    """Return the line that a task or the JVM raised, extracted from Spark's error, and the exit code."""
-    text = str(error)
-    # An error that a task raised reaches the driver only as text inside Spark's message.
-    if match := re.search(r"pipeline\.core\.errors\.(\w+): (.+)", text):
-        kind = getattr(errors, match[1], JobError)
-        return match[2], kind.exit_code
-    if not isinstance(error, ImportError) and (line := cluster_failure(text)):
-        return line, 1
-    detail = raised_error(text) or next(iter(text.strip().splitlines()), "")[:300]
-    return f"{type(error).__name__}{': ' * bool(detail)}{detail} (--debug shows the whole trace)", 1

@@ -8,13 +8,14 @@ from pipeline.core.command_line import Parser, parse
 from pipeline.runs import flags as cli
 from pipeline.runs.api import materialize_request
 from pipeline.runs.command import run_job
+from pipeline.runs.program import execute
 from pipeline.runs.steps.run import ShardingResult
 from pipeline.spark.progress import PhaseLog
 
 
 def main(argv: Sequence[str]) -> None:
     """Write the shards of an assignment, a committed set or a table, on the running Spark or on a local Spark."""
-    cli.execute(lambda: run_materializing("python -m pipeline materialize", main.__doc__, argv))
+    execute(lambda: run_materializing("python -m pipeline materialize", main.__doc__, argv))
 
 
 def materialize_parser(prog: str, description: str | None) -> Parser:

@@ -18,7 +18,7 @@ from pipeline.core.errors import JobError
 from pipeline.core.metrics_file import check_metrics_file
 from pipeline.core.provenance import CREDENTIALS, HIDDEN
 from pipeline.core.shardset.generations import generations
-from pipeline.runs.flags import exit_code_of
+from pipeline.runs.program import exit_code_of
 
 if TYPE_CHECKING:
     from pipeline.core.shardset.manifest import ShardSet

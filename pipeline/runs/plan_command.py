@@ -16,6 +16,7 @@ import numpy as np
 from pipeline.core import command_line
 from pipeline.core.command_line import image_shape
 from pipeline.core.errors import UsageError
+from pipeline.core.program import execute
 from pipeline.core.reporting.tables import table, two_column_table
 from pipeline.core.sizes import bytes_in_words
 from pipeline.runs.plan import CostEstimate, PhaseCost, Shape, plan, warnings
@@ -259,4 +260,4 @@ def main(argv: Sequence[str]) -> None:
         print(format_plan(plan(shape), measure_rates(), int(args.task_memory_gb * 2**30)))
         return 0
 
-    command_line.execute(run, interrupted="run it again")
+    execute(run, interrupted="run it again")

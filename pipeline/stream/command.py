@@ -25,6 +25,7 @@ from pipeline.input.files import check_apart
 from pipeline.runs import flags as cli
 from pipeline.runs.lineage import lineage_events
 from pipeline.runs.metrics_file import JobRecord, job_metrics
+from pipeline.runs.program import execute
 from pipeline.runs.report import REPORT, try_report
 from pipeline.runs.request import Request, only_spark_knows
 from pipeline.spark.progress import PhaseLog
@@ -131,7 +132,7 @@ def stream_parser(prog: str, description: str | None) -> Parser:
 
 def main(argv: Sequence[str]) -> None:
     """Shard a stream of images by buckets of hash functions, on the running Spark or on a local Spark."""
-    cli.execute(lambda: run_stream("python -m pipeline stream", main.__doc__, argv))
+    execute(lambda: run_stream("python -m pipeline stream", main.__doc__, argv))
 
 
 def run_stream(prog: str, description: str | None, argv: Sequence[str] | None = None) -> int:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from pipeline.core import command_line
 from pipeline.core.errors import UsageError
+from pipeline.core.program import execute
 from pipeline.core.shardset.attempt import ATTEMPTS, Attempt, seems_alive
 from pipeline.core.shardset.commit import own_files, remove_leftovers, unlisted_files
 from pipeline.core.shardset.manifest import read_committed
@@ -80,4 +81,4 @@ def main(argv: Sequence[str]) -> None:
             print(f"{len(remains.live)} runs may still be active there: their files are kept")
         return 0
 
-    command_line.execute(run, interrupted="run it again")
+    execute(run, interrupted="run it again")

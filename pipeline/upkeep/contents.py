@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from pipeline.core import command_line
+from pipeline.core.program import execute
 from pipeline.core.reporting.tables import table, two_column_table
 from pipeline.core.shardset.manifest import ShardSet, open_committed
 from pipeline.core.shardset.parts import Labels
@@ -113,4 +114,4 @@ def main(argv: Sequence[str]) -> None:
         print(f"{shards.uri}\n{two_column_table([*describe(shards), *details(shards)])}\n{workers_table(shards)}")
         return 0
 
-    command_line.execute(run, interrupted="run it again")
+    execute(run, interrupted="run it again")

@@ -9,6 +9,7 @@ from typing import Any
 from pipeline.core import command_line
 from pipeline.core.command_line import as_typed
 from pipeline.core.errors import DataError
+from pipeline.core.program import execute
 from pipeline.core.shardset.commit import has_leftovers
 from pipeline.core.shardset.damage import all_damage
 from pipeline.core.shardset.manifest import ShardSet, missing_files, open_committed
@@ -81,4 +82,4 @@ def main(argv: Sequence[str]) -> None:
             )
         return 0
 
-    command_line.execute(run, interrupted="run it again")
+    execute(run, interrupted="run it again")

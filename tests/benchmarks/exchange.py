@@ -35,8 +35,8 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
-from pipeline.core.command_line import execute
 from pipeline.core.errors import UsageError
+from pipeline.core.program import execute
 from tests.benchmarks.exchange_contenders import Group, list_groups
 from tests.benchmarks.exchange_figures import StepCost, cost_table, read_report, write_report
 from tests.benchmarks.exchange_peers import Times

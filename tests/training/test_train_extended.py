@@ -55,9 +55,9 @@ MODELS[Tiny.name] = Tiny
 '''
 PROGRAM = """
 import mine
-from pipeline.core import command_line
+from pipeline.core.program import execute
 from trainer.__main__ import main
-command_line.execute(main, interrupted="")
+execute(main, interrupted="")
 """
 
 

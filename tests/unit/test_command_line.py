@@ -16,8 +16,9 @@ from pyspark import SparkContext
 
 from pipeline import __main__ as pipeline_commands
 from pipeline import entry
-from pipeline.core.command_line import CONF, Parser, as_typed, execute, parse, parser
+from pipeline.core.command_line import CONF, Parser, as_typed, parse, parser
 from pipeline.core.errors import UsageError
+from pipeline.core.program import execute
 from pipeline.runs.flags import shard_parser
 from pipeline.spark.jvm import start_jvm
 from tests.clusters import ROOT
@@ -181,9 +182,7 @@ def test_defaults_are_those_of_the_module_whatever_was_typed(monkeypatch: pytest
 
 @pytest.mark.slow
 def test_a_reader_that_has_enough_is_no_error() -> None:
-    program = (
-        "from pipeline.core.command_line import execute\nexecute(lambda: print('line\\n' * 100_000), interrupted='')"
-    )
+    program = "from pipeline.core.program import execute\nexecute(lambda: print('line\\n' * 100_000), interrupted='')"
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
     ) as process:
@@ -220,7 +219,7 @@ def test_messages_of_a_closed_stream_go_nowhere(closed: str, output: str) -> Non
     """Neither into standard output, nor into the first file that the program opens."""
     program = (
         "import os, subprocess, sys\n"
-        "from pipeline.core.command_line import execute\n"
+        "from pipeline.core.program import execute\n"
         "from pipeline.core.console import say\n"
         "def main():\n"
         "    say('test', 'a message', text=None)\n"

@@ -17,6 +17,7 @@ import pytest
 
 from pipeline.core import command_line, console
 from pipeline.core.errors import DataError
+from pipeline.core.program import execute
 from trainer.embed.__main__ import parser as embed_parser
 from trainer.export.__main__ import parser as export_parser
 from trainer.inference.__main__ import parser as predict_parser
@@ -54,7 +55,7 @@ def ended(argv: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str
         raise DataError("a.parquet is\nbroken")
 
     with pytest.raises(SystemExit) as end:
-        command_line.execute(main, interrupted="run it again")
+        execute(main, interrupted="run it again")
     return int(end.value.code or 0), capsys.readouterr().err
 
 
@@ -134,7 +135,7 @@ def test_errors_of_a_study_are_lines_of_the_format(capsys: pytest.CaptureFixture
     for wrong, said in ((["quick", "--no-such-flag"], "--no-such-flag"), (["no-such-plan"], "neither a TOML file nor")):
         argv = [*wrong, "--output", "study", "--log-format", "json"]
         with pytest.raises(SystemExit) as end:
-            command_line.execute(partial(study, argv), interrupted="run it again")
+            execute(partial(study, argv), interrupted="run it again")
         (line,) = lines(capsys.readouterr().err)
         assert (end.value.code, line["level"]) == (2, "error")
         assert said in line["message"]

@@ -44,7 +44,7 @@ from pipeline.doctor.machine import check_folders, check_open_files, check_umask
 from pipeline.doctor.places import Reach, check_input, check_reach, invisible_path_error, output_error, reach_from_task
 from pipeline.doctor.security import check_kerberos, no_tokens
 from pipeline.doctor.versions import check_extras, check_packages, check_versions, major_version
-from pipeline.runs.flags import _cause
+from pipeline.runs.program import cause
 from pipeline.spark.failures import cluster_failure
 from pipeline.spark.session import check_master
 from tests.support.places import STORE, files_below
@@ -337,7 +337,7 @@ def test_a_local_file_that_is_not_there_is_not_called_damaged() -> None:
     ],
 )
 def test_failures_of_a_cluster_have_their_own_lines(report: str, part: str) -> None:
-    line, code = _cause(RuntimeError(f"Job aborted\n{report}\n\tat org.apache.spark"))
+    line, code = cause(RuntimeError(f"Job aborted\n{report}\n\tat org.apache.spark"))
     assert code == 1
     assert line == cluster_failure(report)
     assert re.search(part, line)
@@ -360,14 +360,14 @@ def test_an_unforeseen_error_of_a_task_is_shown(report: str, line: str) -> None:
     text = f"An error occurred while calling o1.collect.\n: {lost}\tat org.apache\nCaused by: {error}\n\tat org.apache"
     check = failed_check("executors", RuntimeError(text))
     assert (check.name, check.level, check.text) == ("executors", FAILED, line)
-    assert line in _cause(RuntimeError(text))[0]
+    assert line in cause(RuntimeError(text))[0]
     assert failed_check("master", RuntimeError("no\nsuch thing")).text == "RuntimeError: no such thing"
 
 
 def test_other_failures_keep_their_words() -> None:
     assert cluster_failure("OSError: [Errno 28] No space left on device: '/data/x'") is None
     assert cluster_failure("ValueError: odd") is None
-    assert _cause(ModuleNotFoundError("No module named 'psutil'"))[0].startswith("ModuleNotFoundError: ")
+    assert cause(ModuleNotFoundError("No module named 'psutil'"))[0].startswith("ModuleNotFoundError: ")
 
 
 def test_a_master_that_does_not_answer_is_one_line() -> None:

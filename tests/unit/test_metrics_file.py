@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.metrics_file import check_metrics_file
-from pipeline.runs.flags import execute, exit_code_of
 from pipeline.runs.metrics_file import JobRecord, recorded, strip_interval, write_metrics
+from pipeline.runs.program import execute, exit_code_of
 
 LABELS = {"output": "/shards/{ds}", "strategy": "stratified"}
 MANIFEST = SimpleNamespace(

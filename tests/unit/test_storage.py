@@ -51,7 +51,7 @@ def test_work_that_ends_in_time_gives_its_result_or_its_error() -> None:
 PROGRAM = """
 import sys, time
 from hdfs_native import Client
-from pipeline.core.command_line import execute
+from pipeline.core.program import execute
 from pipeline.core.errors import DataError
 from pipeline.core.storage.retries import call_within
 

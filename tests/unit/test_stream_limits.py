@@ -13,7 +13,7 @@ from pipeline.core.errors import DataError, DivergenceError, JobError, Unsuitabl
 from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import ShardSet
 from pipeline.input.arrivals import Arrivals
-from pipeline.runs.flags import _cause
+from pipeline.runs.program import cause
 from pipeline.strategies import hash as hash_strategy
 from pipeline.strategies.hash import Hash
 from pipeline.stream.batch import StreamBatch
@@ -26,7 +26,7 @@ def test_an_error_of_a_batch_keeps_its_exit_code_through_spark(kind: type[JobErr
     trace = (
         f"[STREAM_FAILED] Query terminated:\n  File x\npipeline.core.errors.{kind.__name__}: too many\n\tat org.apache"
     )
-    assert _cause(Exception(trace)) == ("too many", kind.exit_code)
+    assert cause(Exception(trace)) == ("too many", kind.exit_code)
 
 
 def check(window: int, end: int, new: int, old: int = 0, copies_before: int = 0, buckets: int = 3) -> None:

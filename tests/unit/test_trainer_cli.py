@@ -14,6 +14,7 @@ import torch
 
 from pipeline.core import command_line
 from pipeline.core.errors import DataError, JobError, UsageError
+from pipeline.core.program import execute
 from pipeline.spark.session import PACKAGE
 from tests.support.configs import make_config
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
@@ -153,7 +154,7 @@ def test_every_end_of_a_program_has_its_exit_code_and_one_line(
     capsys: pytest.CaptureFixture[str], error: Any, code: Any, line: str
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        command_line.execute(raising(error), interrupted="go on")
+        execute(raising(error), interrupted="go on")
     assert end.value.code == code
     assert capsys.readouterr().err == f"{line}\n"
 
@@ -163,7 +164,7 @@ def test_debug_shows_the_trace_before_the_line(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["x", "--debug"])
     with pytest.raises(SystemExit):
-        command_line.execute(raising(ValueError("odd")), interrupted="")
+        execute(raising(ValueError("odd")), interrupted="")
     assert capsys.readouterr().err.startswith("Traceback")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.runs import flags as cli
+from pipeline.runs.program import execute
 from trainer.benchmark.command import build_parser, run_benchmark
 
 PROG = "python -m trainer.benchmark"
@@ -14,7 +14,7 @@ DESCRIPTION = "Compare the speed of Spark MLlib, the parameter server and two mo
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and leave with the exit code: errors of Spark tasks become one line, as in a job."""
-    cli.execute(lambda: run_benchmark(build_parser(DESCRIPTION, PROG), argv))
+    execute(lambda: run_benchmark(build_parser(DESCRIPTION, PROG), argv))
 
 
 if __name__ == "__main__":

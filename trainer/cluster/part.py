@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.command_line import unforeseen
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.import_path import variables
+from pipeline.core.program import unforeseen
 from pipeline.core.storage.store import SETTINGS
 from trainer.cluster.launcher import LaunchArguments, PartExecution, visible
 from trainer.cluster.rendezvous import CHANGE, CHECKPOINT, DONE, GO, LEAVE, Answer, AttemptLostError, Line

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pipeline.core import command_line, console
 from pipeline.core.command_line import Parser
 from pipeline.core.extras import require
+from pipeline.core.program import execute
 from pipeline.core.specs import AdvancedHelp, add_flags, from_flags
 from trainer.embed.options import Embedding
 from trainer.tables.options import ROWS
@@ -65,4 +66,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    command_line.execute(main, interrupted=INTERRUPTED)
+    execute(main, interrupted=INTERRUPTED)

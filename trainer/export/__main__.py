@@ -9,6 +9,7 @@ from pipeline.core import command_line
 from pipeline.core.command_line import Parser
 from pipeline.core.errors import UsageError
 from pipeline.core.extras import require
+from pipeline.core.program import execute
 from pipeline.core.specs import AdvancedHelp, descriptions
 from trainer.export.formats import FORMATS, MODEL_FORMATS, SET_FORMATS
 
@@ -67,4 +68,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    command_line.execute(main, interrupted=INTERRUPTED)
+    execute(main, interrupted=INTERRUPTED)

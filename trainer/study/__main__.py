@@ -15,6 +15,7 @@ from pipeline.core import command_line
 from pipeline.core.command_line import CONF, Parser
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.extras import require
+from pipeline.core.program import execute
 from trainer.plan import usable_cores
 from trainer.runlog.run_folder import locked, resolve_output
 from trainer.study.plan.cases import check_plan
@@ -212,4 +213,4 @@ def _interrupts_by_signals() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    command_line.execute(main, interrupted=INTERRUPTED)
+    execute(main, interrupted=INTERRUPTED)

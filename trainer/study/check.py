@@ -15,6 +15,7 @@ from pipeline.core.atomic import write_durably
 from pipeline.core.command_line import CONF
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.extras import require
+from pipeline.core.program import execute
 from trainer.study.__main__ import find_plan, plan_names
 from trainer.study.analysis.results import Analysis
 from trainer.study.report.pooled import pooled_page, pooled_svg
@@ -132,4 +133,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    command_line.execute(main, interrupted="run it again")
+    execute(main, interrupted="run it again")

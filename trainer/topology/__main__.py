@@ -10,6 +10,7 @@ from pipeline.core import command_line
 from pipeline.core.command_line import Parser
 from pipeline.core.errors import UsageError
 from pipeline.core.extras import require
+from pipeline.core.program import execute
 from trainer.exchange.topologies import GRAPHS
 from trainer.models import MODELS
 from trainer.topology.description import as_json, describe, screen
@@ -90,4 +91,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    command_line.execute(main, interrupted=INTERRUPTED)
+    execute(main, interrupted=INTERRUPTED)
