@@ -12,7 +12,9 @@ from torch import nn
 from trainer.models.networks.linear import logistic
 
 SLOW = ("--model", "tests.support.slow_model:build")
+SLOWLY_PREPARED = ("--model", "tests.support.slow_model:build_late")  # a test has the time to kill the preparation
 PAUSE_S = 0.02
+PREPARATION_S = 2.0
 
 
 def build(image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
@@ -21,6 +23,13 @@ def build(image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
     if Path("/proc/self/comm").read_text().startswith("worker-"):
         model.register_forward_pre_hook(_pause)
     return model
+
+
+def build_late(image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """Return the model, in the process that prepares a run after a pause."""
+    if Path("/proc/self/comm").read_text().strip() == "prepare":
+        time.sleep(PREPARATION_S)
+    return build(image_shape, num_classes)
 
 
 def _pause(module: nn.Module, inputs: object) -> None:

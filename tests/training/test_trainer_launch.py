@@ -20,7 +20,7 @@ import pytest
 
 from pipeline.core.errors import DataError, JobError
 from tests.support.configs import make_config
-from tests.support.slow_model import SLOW
+from tests.support.slow_model import SLOW, SLOWLY_PREPARED
 from tests.support.trainer_runs import End, Training, helper, train_here, until
 from trainer.checkpoints.read import whole
 from trainer.context import RunContext
@@ -104,7 +104,7 @@ def test_a_role_that_outlives_its_fork_server_is_still_watched(start: Start, und
 
 @pytest.mark.full
 def test_a_killed_preparation_is_tried_again(start: Start) -> None:
-    run = start("--steps", 5)
+    run = start(*SLOWLY_PREPARED, "--steps", 5)
     first = run.send("prepare")
     until(lambda: run.pid("prepare") not in (None, first), "another one")
     run.send("prepare")
@@ -113,7 +113,7 @@ def test_a_killed_preparation_is_tried_again(start: Start) -> None:
 
 @pytest.mark.full
 def test_a_preparation_that_always_dies_ends_the_run(start: Start) -> None:
-    run = start("--steps", 5, "--max-restarts", 2)
+    run = start(*SLOWLY_PREPARED, "--steps", 5, "--max-restarts", 2)
     while run.process.poll() is None:
         if pid := run.pid("prepare"):
             with suppress(ProcessLookupError):
