@@ -47,7 +47,7 @@ def execute(
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _output_is_closed():
             code = BROKEN_PIPE
-        elif _follows_interrupt(error):
+        elif follows_interrupt(error):
             code = fail(f"interrupted; {interrupted}", 1, debug)
         elif isinstance(error, OSError) and (reason := _output_error()):
             code = fail(f"standard output cannot be written: {reason}", 1, debug)
@@ -99,7 +99,7 @@ def _has_current_folder() -> bool:
     return True
 
 
-def _follows_interrupt(error: BaseException) -> bool:
+def follows_interrupt(error: BaseException) -> bool:
     """Return whether a connection failed while the program cleaned up after Ctrl-C.
 
     Spark's JVM gets the signal too, and may have ended before the last call to it."""

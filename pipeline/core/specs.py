@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import textwrap
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -23,7 +24,7 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_o
 
 from pipeline.core.argparse_internals import FlagGroup
 from pipeline.core.errors import UsageError
-from pipeline.core.json_values import MOST, build, field_types
+from pipeline.core.json_values import MOST, build, field_types, fits
 
 OPTION = "option"
 WIDTH = 79  # columns of descriptions in --help
@@ -112,15 +113,24 @@ class Spec:
     summary: ClassVar[str] = ""  # a clause for --help
 
     def __post_init__(self) -> None:
-        """Check the value of every option that is not None against its choices, bounds and check. Raises UsageError."""
+        """Check the value of every option that is not None: its choices, type, bounds and check. Raises UsageError.
+
+        A number of numpy and a path of pathlib become Python's own number and a text."""
         hints = field_types(type(self))
         for item, about in _options(type(self)):
             value = getattr(self, item.name)
             if value is None:
                 continue
-            choices = _choices(hints[item.name])
+            hint = hints[item.name]
+            if not _has_type(value, hint):
+                value = _python_value(value)
+                object.__setattr__(self, item.name, value)
+            choices = _choices(hint)
             if choices and value not in choices:
                 raise UsageError(f"{flag_of(item)} must be {_one_of(choices)}, got {value!r}")
+            # Files of a run have JSON's types: what has another one would be written, and refused when it is read.
+            if not _has_type(value, hint):
+                raise UsageError(f"{flag_of(item)} must be {about.expected or _type_in_words(hint)}, got {value!r}")
             if not about.admits(value):
                 raise UsageError(f"{flag_of(item)} must be {about.range()}, got {value!r}")
 
@@ -147,6 +157,25 @@ class Spec:
 
 
 S = TypeVar("S", bound=Spec)
+TYPES_IN_WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
+
+
+def _has_type(value: Any, hint: Any) -> bool:
+    """Return whether a value has the type of an option. Any number will do, as the bounds refuse infinity and the like."""
+    return fits(type(value)() if type(value) in (int, float) else value, hint)
+
+
+def _python_value(value: Any) -> Any:
+    """Return a number of numpy as Python's own, and a path as a text; other values as they are."""
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        return value.item()
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _type_in_words(hint: Any) -> str:
+    """Return the type of an option for an error message."""
+    kind = _plain(hint)
+    return TYPES_IN_WORDS.get(kind, f"of the type {kind}")
 
 
 def registry(*members: type[S]) -> dict[str, type[S]]:

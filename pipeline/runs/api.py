@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from threading import Thread
 
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import UsageError, error_class
+from pipeline.core.program import follows_interrupt
 from pipeline.core.shardset.manifest import ShardSet, open_committed
 from pipeline.core.specs import find
 from pipeline.core.storage.store import Store
@@ -19,6 +24,7 @@ from pipeline.runs import materialize as materializing
 from pipeline.runs import reshard as resharding
 from pipeline.runs import shard as sharding
 from pipeline.runs.lineage import lineage_events
+from pipeline.runs.program import cause
 from pipeline.runs.report import REPORT, REPORT_MODULE, load_modules, try_report
 from pipeline.runs.request import Request, preflight
 from pipeline.runs.steps.run import ShardingResult
@@ -98,7 +104,7 @@ def shard(
     frames = _frames(input=input, eval_input=eval_input)
     request = Request(
         input=_address(input, "input"),
-        output=output,
+        output=os.fspath(output),
         num_workers=num_workers,
         eval_input=None if eval_input is None else _address(eval_input, "eval_input"),
         read_options=ReadOptions(
@@ -149,7 +155,7 @@ def reshard(
     """
     request = Request(
         input=input,
-        output=output,
+        output=os.fspath(output),
         num_workers=num_workers,
         overwrite=overwrite,
         allow_empty=allow_empty,
@@ -199,7 +205,7 @@ def materialize(
     frames = _frames(input=input, eval_input=eval_input)
     request = Request(
         input=_address(input, "input"),
-        output=output,
+        output=os.fspath(output),
         num_workers=1 if num_workers is None else num_workers,
         eval_input=None if eval_input is None else _address(eval_input, "eval_input"),
         read_options=ReadOptions(
@@ -234,7 +240,7 @@ def _names(keep_columns: Sequence[str]) -> tuple[str, ...]:
 
 def _address(data: str | DataFrame, argument: str) -> str:
     """Return the address of an input; a DataFrame is named after its argument."""
-    return f"{DATAFRAME}{argument}" if isinstance(data, DataFrame) else data
+    return f"{DATAFRAME}{argument}" if isinstance(data, DataFrame) else os.fspath(data)
 
 
 def _frames(**inputs: str | DataFrame | None) -> dict[str, DataFrame]:
@@ -326,6 +332,18 @@ def _session_of(frames: Mapping[str, DataFrame] | None) -> SparkSession | None:
     return next((data.sparkSession for data in (frames or {}).values()), None)
 
 
+@contextmanager
+def _errors_in_one_line() -> Iterator[None]:
+    """Raise the error of a task or of Spark as UsageError, DataError or JobError, with the line that commands print."""
+    try:
+        yield
+    except (Py4JError, PySparkException) as error:
+        if follows_interrupt(error):
+            raise
+        line, code = cause(error)
+        raise error_class(code)(line) from error
+
+
 def _run(
     name: str,
     request: Request,
@@ -352,6 +370,7 @@ def _run(
     names = [*modules, REPORT_MODULE] if report else modules
     Thread(target=load_modules, args=(names,), daemon=True).start()
     with (
+        _errors_in_one_line(),
         spark_context(spark, debug=debug) as context,
         lineage_events(context, open_store(context), name, request) as lineage,
     ):

@@ -149,15 +149,20 @@ def _on_sigterm(signum: int, frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def _sigterm_interrupts() -> Iterator[None]:
-    """Make SIGTERM end the block like Ctrl-C. Only the main thread can, so in other threads this does nothing."""
+    """Make SIGTERM end the block like Ctrl-C, and restore the handler of Ctrl-C, which Spark replaces.
+
+    Only the main thread can, so in other threads this does nothing."""
     if current_thread() is not main_thread():
         yield
         return
     before = signal.signal(signal.SIGTERM, _on_sigterm)
+    on_interrupt = signal.getsignal(signal.SIGINT)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        if on_interrupt is not None:  # one that was not set in Python cannot be
+            signal.signal(signal.SIGINT, on_interrupt)
 
 
 def _check_arguments(context: SparkContext) -> None:

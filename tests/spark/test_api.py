@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import pipeline
-from pipeline.core.errors import DataError, UsageError
+from pipeline.core.errors import DataError, JobError, UsageError
+from pipeline.runs.api import _errors_in_one_line
 from pipeline.strategies.stratified import Stratified
 from tests.conftest import make_rows, write_binary
 
@@ -62,6 +65,22 @@ def test_a_name_is_the_strategy_with_its_defaults(spark: SparkSession, source: P
     with pytest.raises(DataError, match=r"has no manifest\.json"):
         pipeline.open_shards(str(tmp_path / "x"))
     assert not (tmp_path / "x").exists()
+
+
+def test_an_error_of_a_task_is_of_its_own_kind() -> None:
+    text = "An exception was thrown from the Python worker\npipeline.core.errors.DataError: ids hold nulls\n"
+    with pytest.raises(DataError, match=r"^ids hold nulls$"), _errors_in_one_line():
+        raise PySparkException(text)
+    with pytest.raises(JobError, match=r"^Py4JError: the JVM has ended"), _errors_in_one_line():
+        raise Py4JError("the JVM has ended")
+
+
+def test_an_error_after_an_interrupt_stays_one_of_py4j() -> None:
+    """The end of a program takes it for the interrupt's."""
+    error = Py4JError("the JVM has ended")
+    error.__context__ = KeyboardInterrupt()
+    with pytest.raises(Py4JError), _errors_in_one_line():
+        raise error
 
 
 def test_the_package_shows_its_public_names_and_no_others() -> None:

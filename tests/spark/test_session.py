@@ -56,9 +56,10 @@ HANDLERS = """
 import signal, threading
 from pipeline.spark.session import spark_context
 before = signal.getsignal(signal.SIGTERM)
+signal.signal(signal.SIGINT, own := lambda number, frame: None)
 with spark_context():
     print("inside", signal.getsignal(signal.SIGTERM) is before)
-print("after", signal.getsignal(signal.SIGTERM) is before)
+print("after", signal.getsignal(signal.SIGTERM) is before, signal.getsignal(signal.SIGINT) is own)
 def work():
     with spark_context():
         print("thread", signal.getsignal(signal.SIGTERM) is before)
@@ -69,12 +70,12 @@ thread.join()
 
 
 @pytest.mark.full
-def test_sigterm_has_its_handler_back_after_a_run(tmp_path: Path) -> None:
+def test_signals_have_their_handlers_back_after_a_run(tmp_path: Path) -> None:
     """A library that a program calls, also from a thread of its own, leaves the program's handlers alone."""
     env = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
     command = [sys.executable, "-c", HANDLERS]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["inside", "False", "after", "True", "thread", "True"], done.stderr
+    assert done.stdout.split() == ["inside", "False", "after", "True", "True", "thread", "True"], done.stderr
 
 
 def test_a_spark_connect_session_is_refused_in_one_line() -> None:

@@ -6,6 +6,8 @@ import errno
 import importlib
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -229,6 +231,39 @@ def test_an_exit_before_the_end_is_a_failure(tmp_path: Path) -> None:
     child.join()
     assert (child.exit_code(), child.cause()) == (processes.UNFINISHED, "exit code 0 before its work was done")
     child.kill()
+
+
+def test_a_role_has_the_environment_of_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fork server may have been started before the program changed its environment."""
+    FORK_SERVER.ensure()
+    for width in ("8", "16"):
+        monkeypatch.setenv("WIDTH_OF_A_NET", width)
+        child = Child("reader", tmp_path / width, "tests.support.leaving_note", str(tmp_path / f"{width}.txt"))
+        child.join()
+        assert child.exit_code() == 0, child.cause()
+        child.kill()
+    assert [(tmp_path / f"{width}.txt").read_text() for width in ("8", "16")] == ["8", "16"]
+
+
+def test_starts_in_several_threads_leave_the_program_alone(tmp_path: Path) -> None:
+    before, main = dict(os.environ), sys.modules["__main__"]
+    texts = [tmp_path / f"{number}.txt" for number in range(4)]
+    children: list[Child] = []
+
+    def begin(text: Path) -> None:
+        children.append(Child("reader", text.with_suffix(".log"), "tests.support.leaving_note", str(text)))
+
+    threads = [threading.Thread(target=begin, args=(text,)) for text in texts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for child in children:
+        child.join()
+        child.kill()
+    assert all(text.exists() for text in texts)
+    assert sys.modules["__main__"] is main
+    assert dict(os.environ) == before
 
 
 # --- hung threads -----------------------------------------------------------------------------------------------------

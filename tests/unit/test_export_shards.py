@@ -312,6 +312,12 @@ def test_a_worker_that_is_no_number_is_refused(shards: Path, worker: Any) -> Non
         torch_dataset(str(shards), worker)
 
 
+def test_a_transform_in_place_changes_no_row(shards: Path) -> None:
+    data = torch_dataset(shards, 1, transform=lambda image: image.fill_(7))  # type: ignore[arg-type]
+    assert [data[0][0].unique().tolist(), data[1][0].unique().tolist()] == [[7], [7]]
+    assert torch.equal(torch.from_numpy(data.rows.images_NCHW), torch.from_numpy(WORKERS[1].images_NCHW))
+
+
 def test_torch_reads_a_shard(shards: Path) -> None:
     data = torch_dataset(str(shards), 1, transform=lambda image: image.float() / 255)
     images, labels = next(iter(DataLoader(data, batch_size=50)))

@@ -8,11 +8,13 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib import rcParams
 from matplotlib.patches import Rectangle, StepPatch
 from PIL import Image
 from scipy.spatial.distance import jensenshannon
@@ -420,3 +422,19 @@ def test_figures_name_classes_where_names_fit() -> None:
                 figure.savefig(io.BytesIO(), format="svg")
             ax = figure.axes[0]
             assert ax.xaxis.get_major_formatter().format_ticks(ax.get_xticks().tolist()) == shown
+
+
+def test_reports_of_several_threads_leave_matplotlibs_settings_alone() -> None:
+    before = dict(rcParams)
+    thread = Thread(target=enter_style)
+    with style():
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive(), "it waits for its turn"
+    thread.join()
+    assert dict(rcParams) == before
+
+
+def enter_style() -> None:
+    with style():
+        pass

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.seeds import Purpose, generator
@@ -83,6 +84,19 @@ def test_the_same_command_gives_the_same_bits(tmp_path: Path, protocol: str) -> 
     assert bits_of(first) == bits_of(second)
     assert first.seconds == second.seconds
     assert virtual(tmp_path / "c", protocol, seed=1, **HARD, **own).seconds != first.seconds
+
+
+def test_a_simulation_leaves_the_torch_of_its_caller_alone(shards: Path, tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    torch.manual_seed(11)
+    try:
+        state = torch.get_rng_state()
+        virtual(tmp_path / "run", compute="real", shards=str(shards), steps=3, batch_size=30, workers=None)
+        assert torch.get_num_threads() == 2
+        assert torch.equal(torch.get_rng_state(), state)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_one_worker_is_a_loop_of_plain_gradient_descent(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import pytest
 
 from pipeline.core import specs
@@ -110,6 +112,31 @@ def test_a_size_that_is_none_is_one_line(text: str) -> None:
     with pytest.raises(UsageError, match=r"--memory '.*' is no size, such as 512M or 2Gi"):
         parse_size(text, "--memory")
     assert parse_size(" 1.5 GiB", "--memory") == 3 << 29
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"watts": 200.0}, "--watts must be a whole number, got 200.0"),
+        ({"watts": True}, "--watts must be a whole number, got True"),
+        ({"litres": "2"}, "--litres must be a number, got '2'"),
+        ({"lid": 1}, "--lid must be True or False, got 1"),
+        ({"note": 3}, "--note must be a text, got 3"),
+        ({"watts": np.array([200, 300])}, "--watts must be a whole number, got array([200, 300])"),
+    ],
+)
+def test_a_value_of_another_type_is_one_line(values: dict[str, Any], line: str) -> None:
+    """It would be written into files that are refused when they are read."""
+    with pytest.raises(UsageError) as refused:
+        Kettle(**values)
+    assert str(refused.value) == line
+
+
+def test_numbers_of_numpy_and_paths_become_pythons_own() -> None:
+    made = Kettle(watts=np.int64(200), litres=np.float64(2.5), lid=np.bool_(False), note=Path("a/b"))  # type: ignore[arg-type]
+    assert json.loads(json.dumps(made.params())) == {**Kettle(watts=200, litres=2.5, lid=False, note="a/b").params()}
+    assert isinstance(made.watts, int)
+    assert type(made.litres) is float
 
 
 def test_the_ends_of_a_range_lie_in_it() -> None:

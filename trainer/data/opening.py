@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 
 import numpy as np
@@ -23,7 +24,7 @@ def open_shards(uri: str) -> Shards:
 
     Several paths, joined by SEPARATOR, or a Parquet file are shards without a manifest; see bare_shards.py. For a set,
     reads no row; costs one read and one listing per worker. Raises DataError if the set is missing or damaged."""
-    uris = uri.split(SEPARATOR)
+    uris = os.fspath(uri).split(SEPARATOR)  # a path of pathlib, from Python
     store = store_of(uris[0])
     if len(uris) > 1 or (uri.endswith(SUFFIX) and not _is_folder(store, uri)):
         return open_bare(store, uris)

@@ -38,9 +38,10 @@ class ShardDataset(Dataset[tuple[Any, Any]]):
         return len(self.rows)
 
     def __getitem__(self, place: int) -> tuple[Any, Any]:
-        """Return an image, uint8 or float32 [C, H, W], transformed, and its label, int64 or the float32 target."""
-        image = self._images[place]
-        return (self.transform(image) if self.transform else image), self._labels[place]
+        """Return a copy of an image, uint8 or float32 [C, H, W], transformed, and its label, int64 or the float32 target."""
+        # A transform that works in place would otherwise change the row in every epoch.
+        image = self._images[place].clone()
+        return (self.transform(image) if self.transform else image), self._labels[place].clone()
 
 
 def torch_dataset(

@@ -82,7 +82,7 @@ class ForkServer:
                 return
             self.losses.append(cause_of(os.waitstatus_to_exitcode(status)))
             self._forget()
-        with _silence_warnings(), handed_on(), _short_socket_folder():
+        with _STARTS_ONE, _silence_warnings(), handed_on(), _short_socket_folder():
             forkserver.ensure_running()
 
     def settle(self) -> None:
@@ -240,13 +240,17 @@ class Child:
         self.lifeline.close()
 
 
+# Starts change the program's modules, environment and warnings for a moment: those of several threads take turns.
+_STARTS_ONE = threading.RLock()
+
+
 def _start(name: str, arguments: tuple[Any, ...]) -> tuple[Connection, BaseProcess]:
     """Start a process; return the supervisor's end of its lifeline, and the process. Raises ProcessKilledError.
 
     The fork server may be killed or freeze at any moment. A child that it forked without reporting it exits when its
     lifeline closes.
 
-    name: name of the process; arguments: of ``_main``, after the lifeline."""
+    name: name of the process; arguments: of ``_main``, after environment and lifeline."""
     problem: Exception | None = None
     for _ in range(STARTS):
         try:
@@ -266,8 +270,13 @@ def _start(name: str, arguments: tuple[Any, ...]) -> tuple[Connection, BaseProce
 
 
 def _fork(name: str, arguments: tuple[Any, ...]) -> BaseProcess:
-    """Have the fork server fork a process, and return it. Raises OSError and EOFError. Arguments: of ``_main``."""
-    process: BaseProcess = context().Process(target=_main, args=arguments, name=name, daemon=True)
+    """Have the fork server fork a process, and return it. Raises OSError and EOFError.
+
+    arguments: of ``_main``, after the environment."""
+    # The fork server may have been started for an earlier run, before the program changed its environment.
+    with _STARTS_ONE, handed_on():
+        environment = dict(os.environ)
+    process: BaseProcess = context().Process(target=_main, args=(environment, *arguments), name=name, daemon=True)
     # start() would wait forever for a frozen fork server; killing it turns that into an error and a retry.
     alarm = threading.Timer(START_S, FORK_SERVER.kill)
     alarm.daemon = True
@@ -276,7 +285,7 @@ def _fork(name: str, arguments: tuple[Any, ...]) -> BaseProcess:
     except RuntimeError as error:
         raise OSError(str(error)) from None
     try:
-        with _hide_main(), _silence_warnings(), handed_on():
+        with _STARTS_ONE, _hide_main(), _silence_warnings(), handed_on():
             process.start()
     finally:
         alarm.cancel()
@@ -322,10 +331,11 @@ def _hide_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _main(lifeline: Connection, log: str, module: str, arguments: tuple[Any, ...]) -> None:
+def _main(environment: dict[str, str], lifeline: Connection, log: str, module: str, arguments: tuple[Any, ...]) -> None:
     """Run a role's process: write its output to its log; turn an expected error into one line and its exit code.
 
     Args:
+        environment: the environment variables of the supervisor.
         lifeline: the process's end of the connection to the supervisor.
         log: file of its output.
         module: the module whose ``main`` is called.
@@ -334,6 +344,8 @@ def _main(lifeline: Connection, log: str, module: str, arguments: tuple[Any, ...
     # Sent to all processes; the supervisor reacts. Spark sends SIGHUP where an executor ends.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    os.environ.clear()
+    os.environ.update(environment)
     _redirect(log)
     with suppress(OSError):
         Path("/proc/self/comm").write_text(Path(log).stem, encoding="utf-8")  # the role's name in ps and top

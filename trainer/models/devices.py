@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -43,6 +45,20 @@ def compute_reproducibly(device: torch.device) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Otherwise a kernel fills every new tensor with NaN, although nothing reads them before they are written.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+@contextmanager
+def preserve_torch_state() -> Iterator[None]:
+    """Restore the settings of torch that a computation in the caller's process changes: threads, generator, kernels."""
+    threads = torch.get_num_threads()
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            torch.use_deterministic_algorithms(is_deterministic, warn_only=warns_only)
 
 
 def load_libraries(device: torch.device) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from trainer.lifecycle.ends import conclude, log_start
 from trainer.lifecycle.interruption import RunInterruptedError, describe_interruption, interruptible
 from trainer.lifecycle.prepare import check_network, check_size, ensure_checkpoint
 from trainer.lifecycle.row_storage import RowReads, row_storage
-from trainer.models.devices import pick_device
+from trainer.models.devices import pick_device, preserve_torch_state
 from trainer.models.flat_vector import FlatModel
 from trainer.models.own import describe_error
 from trainer.options import Options
@@ -91,7 +91,10 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
     with settled(output, record, resume=options.resume, overwrite=options.overwrite, check=check) as start:
         if start is Start.FINISHED:
             return read_result(output)
-        with _stored(context, simulated, output) as (stored, storage):
+        with (
+            preserve_torch_state() if simulated.compute == "real" else nullcontext(),
+            _stored(context, simulated, output) as (stored, storage),
+        ):
             compute = COMPUTES[simulated.compute](stored, num_workers)
             facts = facts_of(compute, num_workers, rows)
             ensure_checkpoint(config, facts, compute.start(), output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 import warnings
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
@@ -55,12 +56,16 @@ STYLE: Any = {
 }
 
 
+_STYLED = threading.RLock()
+
+
 @contextmanager
 def style() -> Iterator[None]:
     """Apply the style of reports to figures drawn in the block, independent of the user's matplotlibrc.
 
-    Letters that the font lacks, as in names of classes, are drawn as boxes, without a warning."""
-    with rc_context(), warnings.catch_warnings():
+    Letters that the font lacks, as in names of classes, are drawn as boxes, without a warning. The settings of matplotlib
+    are the process's: reports of several threads are drawn one after the other."""
+    with _STYLED, rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         rcdefaults()
         rcParams.update(STYLE)

@@ -55,6 +55,7 @@ class Store:
         """Return the canonical form of a path: an absolute local path, ``hdfs://authority/path`` or ``s3://bucket/path``.
 
         Raises UsageError for an invalid path."""
+        uri = os.fspath(uri)  # a path of pathlib, from Python
         parts = split_uri(uri)
         scheme, authority, path = parts
         if not uri:
