@@ -23,7 +23,8 @@ from pipeline.stream.lateness import ahead_of_clock, is_late, latest_believable_
 
 SCHEMA = "path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY"
 NAMES = ("path", "CAST(unix_millis(modificationTime) AS BIGINT) AS modified_ms", "length")
-FOR_EVER = "36500d"  # by default Spark silently drops files a week older than the newest
+# By default Spark silently drops files a week older than the newest, whose time may be that of a wrong clock.
+FOR_EVER = "36500000d"
 
 
 def stream_of_files(spark: SparkSession, uri: str, most: int | None) -> DataFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
@@ -28,6 +29,7 @@ from pipeline.runs.report import report
 from pipeline.strategies.hash import Hash
 from pipeline.stream.buckets import Buckets, StreamState, count_generation, first_workers_of
 from pipeline.stream.checkpoint import check_checkpoint
+from pipeline.stream.files import stream_of_files
 from pipeline.stream.generation import GenerationRun
 from pipeline.stream.query import AskedToEnd, Running
 from pipeline.stream.request import StreamRequest
@@ -183,6 +185,26 @@ def test_a_batch_that_is_committed_is_not_looked_at_again(
     done = take(spark.sparkContext, tmp_path / "set", 0, files[1:2])
     assert not done.fresh
     assert files_below(tmp_path / "set") == before
+
+
+def test_a_file_of_the_far_future_hides_no_other(spark: SparkSession, tmp_path: Path) -> None:
+    """A wrong clock, or an archive, may have given it its time."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    names: list[str] = []
+
+    def read() -> None:
+        stream = stream_of_files(spark, f"file://{folder}", None).writeStream.trigger(availableNow=True)
+        stream = stream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        stream = stream.foreachBatch(lambda batch, _: names.extend(Path(row.path).name for row in batch.collect()))
+        stream.start().awaitTermination()
+
+    (folder / "late.bin").write_bytes(b"1")
+    os.utime(folder / "late.bin", (7.3e9, 7.3e9))
+    read()
+    (folder / "today.bin").write_bytes(b"2")
+    read()
+    assert names == ["late.bin", "today.bin"]
 
 
 def test_parquet_arrives_too(spark: SparkSession, tmp_path: Path) -> None:
