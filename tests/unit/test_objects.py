@@ -92,6 +92,7 @@ def error(code: str, message: str) -> bytes:
     ("status", "body", "kind", "expected"),
     [
         (403, error("SignatureDoesNotMatch", "It does not match."), PermissionError, "DoesNotMatch; .*; check the rights"),
+        (403, error("RequestTimeTooSkewed", "Too large."), OSError, "RequestTimeTooSkewed; .*; set this machine's clock"),
         (403, error("InvalidAccessKeyId", "Unknown key."), PermissionError, "check the rights of your key on s3://bucket"),
         (400, error("AuthorizationHeaderMalformed", "expecting 'eu-west-1'"), LastingError, "eu-west-1'; check AWS_REGION"),
         (301, error("PermanentRedirect", "Use another endpoint."), LastingError, "check AWS_REGION"),

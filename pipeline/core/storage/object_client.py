@@ -105,8 +105,12 @@ def _plain(error: Exception, path: str, root: str, place: str) -> OSError:
         return FileExistsError(f"{path} exists")
     if "169.254." in text or "metadata.google" in text:
         return PermissionError(f"{path}: no credentials were found; set {keys}")
+    if "RequestTimeTooSkewed" in reply:
+        return OSError(f"{path}: {fact}; set this machine's clock, which differs from that of {place}")
     if status in ("401", "403") or kind in ("PermissionDeniedError", "UnauthenticatedError") or "ExpiredToken" in reply:
-        return PermissionError(f"{path}: {fact}; check the rights of your key on {root}, and {keys}")
+        # An answer without a body does not say if a clock is the reason.
+        clock = "" if reply else ", and this machine's clock"
+        return PermissionError(f"{path}: {fact}; check the rights of your key on {root}, and {keys}{clock}")
     # S3 answers a request that arrives too slowly with 400, too.
     is_refused = status == "400" and "RequestTimeout" not in reply
     if status.startswith("3") or is_refused or "redirect" in text:
