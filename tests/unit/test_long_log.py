@@ -18,6 +18,7 @@ from trainer.report.history import incidents, worker_rows
 from trainer.run_files import CONFIG, METRICS, PUSHES, REPORT, RESULT
 from trainer.runlog.events import COLUMNS
 from trainer.runlog.kinds.base import LogEvent
+from trainer.runlog.kinds.peers import GossipEvent, PoolEvent
 from trainer.runlog.kinds.run import RollbackEvent
 from trainer.runlog.kinds.training import EpochEvent, TrainEvent
 from trainer.runlog.read import read_events, read_pushes, surviving_events
@@ -71,6 +72,15 @@ def test_train_events_are_thinned_evenly_and_all_others_kept() -> None:
 def test_a_short_log_is_not_thinned() -> None:
     log = [train(number) for number in range(500)]
     assert thinned(log) == log
+
+
+def test_exchanges_of_examples_are_not_kept() -> None:
+    """Their ids are most of the log of a long run."""
+    pool = PoolEvent(version=1, worker=0, round=1, clock=5, first=5)
+    assert thinned([train(0), GossipEvent(version=1, round=1, ids={"0": [1, 2]}), pool, train(1)]) == [
+        train(0),
+        train(1),
+    ]
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from trainer.exchange.mixing import build_plan
 from trainer.exchange.plan_json import plan_from_json, plan_to_json
 from trainer.exchange.topologies import ONE_PEER
 from trainer.leader import peer_members
+from trainer.leader.peer_checkpoints import PeerCheckpoints, ReplicasAtVersion
 from trainer.leader.peer_members import PeerMembership, check_view, view_body
 from trainer.runlog.kinds.evaluation import EvaluationEvent
 from trainer.runlog.kinds.peers import ConsensusEvent, LinkEvent, NewcomerEvent
@@ -253,6 +254,24 @@ TIMELINES = [
     pytest.param("server@1.25+0.5,worker:1@1.9+0.3", marks=pytest.mark.full),
     "worker:0@1.2+1,worker:1@1.3+1,worker:2@1.4+1,worker:3@1.5+1",
 ]
+
+
+def test_checkpoints_by_time_are_forgotten_once_they_are_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every grant names those that are due: a run of weeks has thousands."""
+    counts: list[int] = []
+    take = PeerCheckpoints.take
+
+    def taking(self: PeerCheckpoints, *arguments: Any, **values: Any) -> ReplicasAtVersion:
+        taken = take(self, *arguments, **values)
+        counts.append(len(self.extra))
+        return taken
+
+    monkeypatch.setattr(PeerCheckpoints, "take", taking)
+    decentralised(tmp_path, checkpoint_every_s=0.7, steps=40, epoch_checkpoints=False)
+    assert len(counts) > 4
+    assert max(counts) <= 2
 
 
 @pytest.mark.slow

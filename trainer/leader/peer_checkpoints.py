@@ -207,6 +207,8 @@ class PeerCheckpoints:
         final = version >= self._steps
         # Other complete versions are not written: only the distance of their models is logged.
         is_kept = final or version in self.extra or (boundary is not None and self.config.run.epoch_checkpoints)
+        # Nobody sends earlier versions any more; a long run would otherwise name thousands of them in each grant.
+        self.extra = {each for each in self.extra if each >= version}
         state = self._state(progress, times, seconds=now - origin, final=final)
         return ReplicasAtVersion(state, pending.file, tuple(sorted(pending.begun)), sent_bytes, is_kept)
 

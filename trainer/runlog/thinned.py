@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from trainer.home.place import Place
 from trainer.runlog.kinds.base import LogEvent
+from trainer.runlog.kinds.peers import GossipEvent, PoolEvent
 from trainer.runlog.kinds.run import RestartEvent, RollbackEvent, WarningEvent
 from trainer.runlog.kinds.training import TrainEvent
 from trainer.runlog.read import Surviving, iter_events
@@ -117,10 +118,13 @@ class ThinnedLog(Surviving):
 
 
 def thinned(events: Iterable[LogEvent], most: int = MOST) -> list[LogEvent]:
-    """Return the events that count, with ``train`` events thinned to ``most``."""
+    """Return the events that count, with ``train`` events thinned to ``most``.
+
+    Exchanges of examples, with the ids of each, are left out: only a replay uses them."""
     log = ThinnedLog(most)
     for event in events:
-        log.add(event)
+        if not isinstance(event, GossipEvent | PoolEvent):
+            log.add(event)
     return log.events
 
 
