@@ -24,7 +24,8 @@ def open_shards(uri: str) -> Shards:
 
     Several paths, joined by SEPARATOR, or a Parquet file are shards without a manifest; see bare_shards.py. For a set,
     reads no row; costs one read and one listing per worker. Raises DataError if the set is missing or damaged."""
-    uris = os.fspath(uri).split(SEPARATOR)  # a path of pathlib, from Python
+    uri = os.fspath(uri)  # a path of pathlib, from Python
+    uris = uri.split(SEPARATOR)
     store = store_of(uris[0])
     if len(uris) > 1 or (uri.endswith(SUFFIX) and not _is_folder(store, uri)):
         return open_bare(store, uris)
