@@ -148,7 +148,7 @@ def _on_sigterm(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 @contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
+def _interruptible() -> Iterator[None]:
     """Make SIGTERM end the block like Ctrl-C, and restore the handler of Ctrl-C, which Spark replaces.
 
     Only the main thread can, so in other threads this does nothing."""
@@ -259,7 +259,7 @@ def spark_context(
         path = [str(PACKAGE.parent), main_folder(), os.environ.get("PYTHONPATH")]
         conf.setExecutorEnv("PYTHONPATH", os.pathsep.join(filter(None, path)))
         conf.setIfMissing("spark.python.daemon.module", PYTHON_WORKERS)
-    with _sigterm_interrupts():
+    with _interruptible():
         context = SparkContext(conf=conf)
         try:
             if "PYSPARK_GATEWAY_PORT" in os.environ:

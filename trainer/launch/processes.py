@@ -82,7 +82,7 @@ class ForkServer:
                 return
             self.losses.append(cause_of(os.waitstatus_to_exitcode(status)))
             self._forget()
-        with _STARTS_ONE, _silence_warnings(), handed_on(), _short_socket_folder():
+        with _START_LOCK, _silence_warnings(), handed_on(), _short_socket_folder():
             forkserver.ensure_running()
 
     def settle(self) -> None:
@@ -241,7 +241,7 @@ class Child:
 
 
 # Starts change the program's modules, environment and warnings for a moment: those of several threads take turns.
-_STARTS_ONE = threading.RLock()
+_START_LOCK = threading.RLock()
 
 
 def _start(name: str, arguments: tuple[Any, ...]) -> tuple[Connection, BaseProcess]:
@@ -274,7 +274,7 @@ def _fork(name: str, arguments: tuple[Any, ...]) -> BaseProcess:
 
     arguments: of ``_main``, after the environment."""
     # The fork server may have been started for an earlier run, before the program changed its environment.
-    with _STARTS_ONE, handed_on():
+    with _START_LOCK, handed_on():
         environment = dict(os.environ)
     process: BaseProcess = context().Process(target=_main, args=(environment, *arguments), name=name, daemon=True)
     # start() would wait forever for a frozen fork server; killing it turns that into an error and a retry.
@@ -285,7 +285,7 @@ def _fork(name: str, arguments: tuple[Any, ...]) -> BaseProcess:
     except RuntimeError as error:
         raise OSError(str(error)) from None
     try:
-        with _STARTS_ONE, _hide_main(), _silence_warnings(), handed_on():
+        with _START_LOCK, _hide_main(), _silence_warnings(), handed_on():
             process.start()
     finally:
         alarm.cancel()

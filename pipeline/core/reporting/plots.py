@@ -56,7 +56,7 @@ STYLE: Any = {
 }
 
 
-_STYLED = threading.RLock()
+_STYLE_LOCK = threading.RLock()
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def style() -> Iterator[None]:
 
     Letters that the font lacks, as in names of classes, are drawn as boxes, without a warning. The settings of matplotlib
     are the process's: reports of several threads are drawn one after the other."""
-    with _STYLED, rc_context(), warnings.catch_warnings():
+    with _STYLE_LOCK, rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         rcdefaults()
         rcParams.update(STYLE)
