@@ -54,7 +54,7 @@ def preserve_torch_state() -> Iterator[None]:
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
     # The generator of a card that nothing has used would be set up only to be restored.
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
         try:
             yield
