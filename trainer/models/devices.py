@@ -54,7 +54,8 @@ def preserve_torch_state() -> Iterator[None]:
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
     # The generator of a card that nothing has used would be set up only to be restored.
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = list(range(torch.cuda.device_count())) if is_used else []
     with torch.random.fork_rng(devices=devices):
         try:
             yield
