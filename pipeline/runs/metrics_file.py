@@ -84,13 +84,13 @@ def recorded(path: Path | None, labels: dict[str, str], record: JobRecord) -> It
         labels: identity of the job, the same for each of its runs.
         record: the outcome, which the block fills, except for the exit code of an error.
     """
-    start = time.time()
+    start, begin = time.time(), time.monotonic()
 
     def write() -> None:
         if path is None:
             return
         try:
-            write_metrics(path, labels, record, start, time.time())
+            write_metrics(path, labels, record, start, time.monotonic() - begin)
         except (OSError, ValueError, JobError) as error:
             console.say("sharding.metrics", f"warning: --metrics-file {path}: {error}", level="warning")
 
@@ -104,10 +104,13 @@ def recorded(path: Path | None, labels: dict[str, str], record: JobRecord) -> It
         write()
 
 
-def write_metrics(path: Path, labels: dict[str, str], record: JobRecord, start: float, end: float) -> None:
-    """Replace the file of a job's metrics, atomically. start, end: seconds since 1970. Raises OSError."""
+def write_metrics(path: Path, labels: dict[str, str], record: JobRecord, start: float, duration: float) -> None:
+    """Replace the file of a job's metrics, atomically. Raises OSError.
+
+    start: seconds since 1970; duration: in seconds."""
     from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
+    end = start + duration
     registry = CollectorRegistry()
 
     def add(name: str, text: str, value: float) -> None:
@@ -117,7 +120,7 @@ def write_metrics(path: Path, labels: dict[str, str], record: JobRecord, start: 
     add("exit_code", "Exit code of the last run: 0, 2 for usage, 3 for broken input, 1 for others.", record.exit_code)
     add("start_timestamp_seconds", "Start of the last run.", start)
     add("end_timestamp_seconds", "End of the last run.", end)
-    add("duration_seconds", "Duration of the last run.", end - start)
+    add("duration_seconds", "Duration of the last run.", duration)
     phases = Gauge(
         f"{PREFIX}_phase_seconds", "Duration of a phase of the last run.", [*labels, "phase"], registry=registry
     )

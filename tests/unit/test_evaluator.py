@@ -705,6 +705,19 @@ def test_what_was_read_of_the_log_is_not_read_again(tmp_path: Path, shards: Path
     assert events(tmp_path, "eval") == []
 
 
+def test_the_watchdog_learns_of_each_event_that_is_read(
+    tmp_path: Path, shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new evaluator reads the log of weeks, which may take longer than a stall may."""
+    new = Evaluator(config_of(shards), open_shards(str(shards)), Folders.from_home(tmp_path))
+    for number in range(3):
+        log_event(tmp_path, "warning", message=f"warning {number}")
+    kicks: list[int] = []
+    monkeypatch.setattr(evaluator, "kick", lambda: kicks.append(1))
+    new.keep_best()
+    assert len(kicks) == 3
+
+
 def test_without_evaluation_rows_a_warning_and_a_model_come(tmp_path: Path) -> None:
     shards = write_shards(tmp_path / "shards", [rows_of(10, 1)], None)
     write(tmp_path, 10, boundary=1)

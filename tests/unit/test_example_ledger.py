@@ -65,6 +65,17 @@ def read(run: Path) -> pd.DataFrame:
     return pd.concat([pq.read_table(file).to_pandas() for file in files], ignore_index=True)
 
 
+def test_the_watchdog_learns_of_each_file_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker reads the ledger after a roll-back, which may take longer than a stall may."""
+    ledger = ExampleLedger(tmp_path / "examples", 7)
+    for version in range(3):
+        ledger.add([record(version, 2)], 1.0)
+        ledger.write(version)
+    kicks: list[int] = []
+    monkeypatch.setattr(example_ledger, "kick", lambda: kicks.append(1))
+    assert len(list(example_ledger.recorded_losses(tmp_path, 2))) == len(kicks) == 3
+
+
 def assert_ledger_fits_log(done: Result) -> None:
     """Check the ledger against pushes.csv, which has means and counts of the same examples, in the same order."""
     pushes = done.pushes()

@@ -121,6 +121,20 @@ def test_a_holder_that_was_frozen_finds_that_it_has_lost(home: StorePlace, stran
     assert third.renew()
 
 
+def test_a_holder_that_was_suspended_finds_that_it_has_lost(
+    near: StorePlace, strangers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The monotonic clock of Linux does not count the time for which a machine is suspended."""
+    suspended, taker = Lease(near / "lease"), Lease(near / "lease")
+    suspended.take()
+    taker.take()
+    taker.release()
+    monkeypatch.setattr(leases, "EXPIRES_S", 30.0)
+    awake = time.clock_gettime(time.CLOCK_BOOTTIME)
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: awake + 60.0)
+    assert not suspended.renew()
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_only_the_last_taker_can_renew(near: StorePlace, strangers: None, seed: int) -> None:
     """In any order of takings and renewals the last taker alone renews."""

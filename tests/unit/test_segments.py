@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import math
@@ -31,7 +32,7 @@ from trainer.home.segments import (
     look,
     merge,
     unread,
-    whole_log,
+    write_whole_log,
 )
 from trainer.home.work import WorkFolder, next_copy_time, working
 from trainer.run_files import METRICS, PUSHES, SEGMENTS
@@ -42,19 +43,26 @@ from trainer.runlog.read import events_in, read_events
 from trainer.runlog.run_folder import OWNED, RunRecord, Start, settled
 
 
+def with_segments(base: bytes, parts: list[tuple[int, bytes]]) -> bytes:
+    file = io.BytesIO(base)
+    apply_segments(file, parts)
+    return file.getvalue()
+
+
 @settings(max_examples=200, deadline=None)
 @given(data=st.binary(max_size=40), cuts=st.lists(st.integers(0, 40), max_size=6), have=st.integers(0, 40))
 def test_segments_put_in_their_places_twice_change_nothing(data: bytes, cuts: list[int], have: int) -> None:
     ends = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     parts = [(first, data[first:last]) for first, last in itertools.pairwise(ends)]
-    assert apply_segments(data[:have], parts) == data
-    assert apply_segments(apply_segments(b"", parts), parts) == data
+    assert with_segments(data[:have], parts) == data
+    assert with_segments(with_segments(b"", parts), parts) == data
 
 
 def test_the_later_start_counts_and_gaps_are_errors() -> None:
-    assert apply_segments(b"base", [(4, b"-late-old"), (4, b"-new")]) == b"base-new"
+    assert with_segments(b"base", [(4, b"-late-old"), (4, b"-new")]) == b"base-new"
+    assert with_segments(b"base", [(2, b"s")]) == b"base"
     with pytest.raises(ValueError, match="bytes 4 to 9 are missing"):
-        apply_segments(b"base", [(9, b"x")])
+        with_segments(b"base", [(9, b"x")])
 
 
 def test_settled_segments_do_not_count() -> None:
@@ -220,7 +228,9 @@ def test_a_merge_that_is_killed_anywhere_loses_nothing(
                 done = True
             except JobError:
                 done = False
-        assert whole_log(root, METRICS, look(root)) == log_of(first)[METRICS]
+        copy_of_log = tmp_path / "log"
+        write_whole_log(root, METRICS, look(root), copy_of_log)
+        assert copy_of_log.read_bytes() == log_of(first)[METRICS]
         for line in "fgh":
             add(first, METRICS, line)
             copy_and_merge(first)
@@ -257,13 +267,13 @@ def test_a_start_that_begins_while_segments_are_merged_reads_all(
     for line in "abcde":
         add(first, METRICS, line)
         copy(first)
-    log, read = look(near), segments.whole_log
+    log, write = look(near), segments.write_whole_log
 
-    def merged_meanwhile(*args: Any) -> bytes:
+    def merged_meanwhile(*args: Any) -> int:
         merge(first, log)
-        return read(*args)
+        return write(*args)
 
-    monkeypatch.setattr(segments, "whole_log", merged_meanwhile)
+    monkeypatch.setattr(segments, "write_whole_log", merged_meanwhile)
     assert log_of(begin_start(near, folder(tmp_path, "second"))) == log_of(first)
 
 

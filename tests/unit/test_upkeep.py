@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
+from pipeline.core.shardset import attempt as attempts
 from pipeline.core.shardset import damage
 from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.shardset.contract import Manifest
@@ -162,6 +164,23 @@ def test_clean_leaves_a_live_run_alone(tmp_path: Path) -> None:
         found = leftovers(Store(), str(tmp_path))
         assert (found.files, found.attempts, found.live) == ([], [], [live.folder])
         assert Store().read(f"{live.folder}/work") == b"in progress"
+
+
+def test_clean_names_only_what_is_gone(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store's clock decides, and this machine's is a day ahead."""
+    commit(Store(), tmp_path, "first", 2)
+    (tmp_path / "worker=000" / "part-00009-v2-0123abcd.parquet").write_bytes(b"of a killed run")
+    now = time.time() + 86400
+    monkeypatch.setattr(attempts, "whoami", lambda: {"host": "another"})
+    with Attempt(Store(), str(tmp_path)) as live:
+        monkeypatch.undo()
+        monkeypatch.setattr(time, "time", lambda: now)
+        assert ended("clean", tmp_path, "--yes") == 0
+        assert Path(live.folder).exists()
+        out = capsys.readouterr().out
+        assert live.folder not in out
+        assert "part-00009-v2-0123abcd.parquet" in out
+        assert "0 attempts and 1 files: deleted" in out
 
 
 def test_what_a_killed_first_run_moved_is_left_over_too(tmp_path: Path) -> None:

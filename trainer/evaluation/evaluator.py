@@ -355,6 +355,7 @@ class Evaluator:
     def _live(self, kind: type[E]) -> list[E]:
         """Return the logged events of a kind of measurement that no later roll-back has made void."""
         for event in self.tail.new():
+            kick()  # the watchdog: a new evaluator reads the log of weeks
             if isinstance(event, WarningEvent):
                 self.warned.add(event.message)
             elif isinstance(event, EvaluationEvent | HoldoutEvent) or event.resumes_from() is not None:

@@ -38,6 +38,11 @@ LOOK_S = 2.0
 FREE: dict[str, Any] = {"free": True}
 
 
+def clock_with_suspension() -> float:
+    """Return seconds of a clock that goes on while the machine is suspended, which ``time.monotonic`` does not."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
 @contextmanager
 def leased(folder: StorePlace, on_lost: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Hold the lease of a folder, which a thread renews.
@@ -95,7 +100,7 @@ class Lease:
         number: the last number that this process took, 0 while it does not hold the lease.
     """
 
-    def __init__(self, folder: StorePlace, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, folder: StorePlace, clock: Callable[[], float] = clock_with_suspension) -> None:
         self.folder = folder
         self.clock = clock
         self.number = 0

@@ -14,13 +14,15 @@ appending to a file of a store loses the bytes that a killed writer had not clos
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 from uuid import uuid4
 
 from pipeline.core.atomic import path_in_errors
@@ -120,41 +122,41 @@ def look(home: Place) -> Log:
     return Log.from_listing({entry.name: entry.bytes for entry in entries(home / SEGMENTS)})
 
 
-def apply_segments(base: bytes, parts: Iterable[tuple[int, bytes]]) -> bytes:
-    """Return a file with segments written into it. Pure.
+def apply_segments(file: BinaryIO, parts: Iterable[tuple[int, bytes]]) -> None:
+    """Write segments into a file, one after the other, so that one of them is in memory at a time.
 
     A segment that changes existing bytes discards all bytes from its first on. Raises ValueError if bytes before a
     segment are missing.
 
-    base: the content without segments; parts: (first byte, content) of each segment, in the order of their
-    application."""
-    content = bytearray(base)
+    file: open for reading and writing, with the content without segments; parts: (first byte, content) of each segment,
+    in the order of their application."""
     for offset, data in parts:
-        if offset > len(content):
-            raise ValueError(f"bytes {len(content)} to {offset} are missing")
-        if content[offset : offset + len(data)] != data:
-            del content[offset:]
-            content += data
-    return bytes(content)
+        length = file.seek(0, os.SEEK_END)
+        if offset > length:
+            raise ValueError(f"bytes {length} to {offset} are missing")
+        file.seek(offset)
+        if file.read(len(data)) != data:
+            file.seek(offset)
+            file.truncate()
+            file.write(data)
 
 
-def whole_log(home: Place, file: str, log: Log) -> bytes:
-    """Return a log file as the leading hosts have copied it so far. Costs one operation per segment.
+def write_whole_log(home: Place, file: str, log: Log, path: Path) -> int:
+    """Write a log file as the leading hosts have copied it so far, and return its size in bytes.
 
-    Raises DataError if bytes are missing, FileNotFoundError if a segment was deleted after ``log`` was listed, and
-    OSError.
+    Costs one operation per segment; the home's file is in memory. Raises DataError if bytes are missing,
+    FileNotFoundError if a segment was deleted after ``log`` was listed, and OSError.
 
-    file: metrics.jsonl or pushes.csv; log: a listing of HOME/segments."""
-    try:
-        base = (home / file).read_bytes()
-    except FileNotFoundError:
-        base = b""
-    try:
-        return apply_segments(
-            base, ((part.offset, (home / SEGMENTS / part.name).read_bytes()) for part in log.leader_segments(file))
-        )
-    except ValueError as error:
-        raise DataError(f"{home / file} is damaged: {error}; choose another --output, or --overwrite") from None
+    file: metrics.jsonl or pushes.csv; log: a listing of HOME/segments; path: the local file, which is replaced."""
+    with path_in_errors(path), open(path, "w+b") as whole:
+        with suppress(FileNotFoundError):
+            whole.write((home / file).read_bytes())  # at once, because an earlier start may replace the file
+        parts = ((part.offset, (home / SEGMENTS / part.name).read_bytes()) for part in log.leader_segments(file))
+        try:
+            apply_segments(whole, parts)
+        except ValueError as error:
+            raise DataError(f"{home / file} is damaged: {error}; choose another --output, or --overwrite") from None
+        return whole.seek(0, os.SEEK_END)
 
 
 def begin_start(home: StorePlace, work: Path) -> Folders:
@@ -168,23 +170,22 @@ def begin_start(home: StorePlace, work: Path) -> Folders:
         number = f"{log.last_start + 1:06d}"
         if claim(home.store, str(home / SEGMENTS / f"{number}.begun"), token) == token:
             break
-    begins = []
-    for file, data in _whole_logs(home).items():
-        if data:
-            with path_in_errors(work / file):
-                (work / file).write_bytes(data)
-            begins.append((file, len(data)))
-    return Folders(home, work, number, tuple(begins))
+    return Folders(home, work, number, _write_whole_logs(home, work))
 
 
-def _whole_logs(home: Place) -> dict[str, bytes]:
-    """Return ``whole_log`` of each file, including the bytes that an earlier start wrote before it noticed this one.
+def _write_whole_logs(home: Place, work: Path) -> tuple[tuple[str, int], ...]:
+    """Write each file of the log into the work folder, and return the names and sizes of those that are not empty.
 
-    Retried TRIES times while the segments change, because the earlier start may be merging them."""
+    They include the bytes that an earlier start wrote before it noticed this one. Retried TRIES times while the segments
+    change, because the earlier start may be merging them."""
     for _ in range(TRIES):
         log = look(home)
         try:
-            return {file: whole_log(home, file, log) for file in APPENDED}
+            sizes = [(file, write_whole_log(home, file, log, work / file)) for file in APPENDED]
+            for file, size in sizes:
+                if not size:
+                    (work / file).unlink()
+            return tuple((file, size) for file, size in sizes if size)
         except (FileNotFoundError, DataError):
             if look(home) == log:
                 raise

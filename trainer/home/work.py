@@ -171,7 +171,8 @@ class WorkFolder:
         if self._known_lines is None:
             self._known_lines = set()
             if log.foreign_segments() and path.exists():
-                self._known_lines = set(path.read_bytes().splitlines(keepends=True))
+                with open(path, "rb") as known:
+                    self._known_lines.update(known)
         try:
             lines = [
                 line for line in lines_of_others(self.folders.home, log, self._offsets) if line not in self._known_lines
@@ -179,6 +180,7 @@ class WorkFolder:
             if lines:
                 with path_in_errors(path):
                     append_lines(path, b"".join(lines))
+            self._known_lines = set()  # the offsets tell from now on
         except OSError:
             # The next call reads everything again, because these lines are not all in the log.
             self._known_lines = None

@@ -24,6 +24,7 @@ from trainer.config import Config
 from trainer.coordination.orders import Record, RowLosses
 from trainer.home.place import Place, entries, make, write_whole
 from trainer.run_files import EXAMPLES
+from trainer.watchdog import kick
 
 SCHEMA = pa.schema([("id", pa.int64()), ("epoch", pa.int32()), ("loss", pa.float32()), ("correct", pa.bool_())])
 _NAME = re.compile(r"(\d{8,})-\d+\.parquet")
@@ -140,6 +141,7 @@ def recorded_losses(home: Place, version: int) -> Iterator[IdLosses]:
     names = [match for entry in entries(folder) if (match := _NAME.fullmatch(entry.name))]
     for match in sorted(names, key=lambda match: int(match[1])):
         if int(match[1]) <= version:
+            kick()  # the watchdog: the ledger of weeks takes long to read
             table = pq.read_table(pa.BufferReader((folder / match[0]).read_bytes()), columns=["id", "loss"])
             yield numbers_of(table["id"]), numbers_of(table["loss"])
 
