@@ -32,11 +32,11 @@ class Leftovers(NamedTuple):
     live: list[str]
     behind: bool
 
-    def without(self, left: Leftovers) -> Leftovers:
+    def subtract(self, left: Leftovers) -> Leftovers:
         """Return those that are gone. left: the leftovers after a deletion, by which runs that may be running count."""
-        kept = {*left.files, *left.attempts, *left.live}
-        attempts = [path for path in self.attempts if path not in kept]
-        return Leftovers([path for path in self.files if path not in kept], attempts, left.live, self.behind)
+        present = {*left.files, *left.attempts, *left.live}
+        attempts = [path for path in self.attempts if path not in present]
+        return Leftovers([path for path in self.files if path not in present], attempts, left.live, self.behind)
 
 
 def leftovers(store: Store, uri: str) -> Leftovers:
@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> None:
         if args.yes and (remains.attempts or remains.files or remains.behind):
             clean(store, args.uri)
             # The store's clock, by which the deletion judges, can differ from this machine's.
-            remains = remains.without(leftovers(store, args.uri))
+            remains = remains.subtract(leftovers(store, args.uri))
         paths = [*remains.attempts, *remains.files]
         for path in paths[:MANY]:
             print(path)

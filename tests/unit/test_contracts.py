@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.errors import DataError
+from pipeline.core.errors import DataError, UsageError
 from pipeline.core.json_values import build
 from tests.support.configs import make_config
 from tests.support.references import events as documented_events
 from trainer.cluster.launcher import LaunchArguments, Part
-from trainer.config import RunFacts
+from trainer.config import Config, Data, RunFacts, RunSpec
 from trainer.options import Role
+from trainer.protocols.bsp import BSP
 from trainer.run_files import METRICS
 from trainer.runlog.events import log_event
 from trainer.runlog.kinds.base import OtherEvent
@@ -58,6 +59,21 @@ def sent(status: RunStatus) -> dict[str, Any]:
     """The status as it arrives: ``allow_nan`` refuses what is no JSON."""
     values: dict[str, Any] = json.loads(json.dumps(status.to_json(), allow_nan=False))
     return values
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "words"),
+    [
+        ("protocol", "bsp", "protocol of Config must be an object of the class Protocol, got 'bsp'"),
+        ("protocol", BSP, "protocol of Config must be an object of the class Protocol, got <class"),
+        ("model", "cnn", "model of Config must be an object of the class ModelSpec, got 'cnn'"),
+        ("data", "/shards", "data of Config must be an object of the class Data, got '/shards'"),
+    ],
+)
+def test_a_part_of_another_type_is_refused_in_one_line(part: str, value: Any, words: str) -> None:
+    parts: dict[str, Any] = {"data": Data("/shards"), "run": RunSpec("/run", steps=1)}
+    with pytest.raises(UsageError, match=re.escape(words)):
+        Config(**parts | {part: value})
 
 
 def test_a_status_is_read_as_it_was_sent() -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pipeline.core.errors import UsageError
-from pipeline.core.json_values import build
+from pipeline.core.json_values import build, field_types
 from pipeline.core.shardset.ratios import Ratios, largest_remainder
 from pipeline.core.specs import default_member, from_json
 from trainer.config.data import CROP_FLIP, Data
@@ -58,6 +58,7 @@ class Config:
         """Fill in a learning rate and momentum that are not given, by model and protocol; check pairs of options.
 
         With stages each stage has defaults of its own, so that nothing is filled in for the run as a whole."""
+        self._check_types()
         self._name_sampler()
         self._check_exchange()
         self._check_pairs()
@@ -73,6 +74,13 @@ class Config:
             momentum=coefficient * self.protocol.has_momentum if optimiser.momentum is None else optimiser.momentum,
         )
         object.__setattr__(self, "optimiser", complete)  # the dataclass is frozen
+
+    def _check_types(self) -> None:
+        """Raise UsageError for a part of another type, such as the name or the class of a protocol."""
+        for name, kind in field_types(type(self)).items():
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise UsageError(f"{name} of Config must be an object of the class {kind.__name__}, got {value!r}")
 
     def _name_sampler(self) -> None:
         """Have ``sampler`` and its name in ``data`` agree: either of them may be given, or both.

@@ -171,8 +171,8 @@ class WorkFolder:
         if self._known_lines is None:
             self._known_lines = set()
             if log.foreign_segments() and path.exists():
-                with open(path, "rb") as known:
-                    self._known_lines.update(known)
+                with open(path, "rb") as file:
+                    self._known_lines.update(file)
         try:
             lines = [
                 line for line in lines_of_others(self.folders.home, log, self._offsets) if line not in self._known_lines
