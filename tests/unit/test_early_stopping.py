@@ -22,13 +22,17 @@ from trainer.checkpoints.state import folder_of
 from trainer.checkpoints.write import write_state
 from trainer.coordination.cohorts import Cohort, Cohorts
 from trainer.coordination.early_stopping import last_improvement, stops_now
+from trainer.evaluation import evaluator
 from trainer.home.place import listing
 from trainer.leader import leader
 from trainer.report.terminal import ending
 from trainer.runlog.kinds.evaluation import EvaluationEvent
-from trainer.runlog.run_folder import OWNED, read_record
+from trainer.runlog.run_folder import OWNED
+from trainer.runlog.run_record import read_record
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.engine import Engine
+from trainer.simulation.peers.engine import PeerEngine
+from trainer.simulation.profiles import parse_profile
 from trainer.simulation.replay import replay
 
 CONFIG = make_config(patience=2, min_delta=0.05)
@@ -72,7 +76,9 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(shards: Path | str, output: Path, options: Options = QUIET, **values: Any) -> Result:
     """A run whose rate is constant, so that its first epochs do not depend on its length."""
     common: dict[str, Any] = {"model": "logistic", "batch_size": 10, "threads": 1, "recipe": "constant"}
-    settings = SimulationSettings(**{key: values.pop(key) for key in ("compute", "workers", "rows") if key in values})
+    settings = SimulationSettings(
+        **{key: values.pop(key) for key in ("compute", "profile", "rows", "workers") if key in values}
+    )
     return simulate(make_config(shards, output, **common | values), settings, options)
 
 
@@ -311,6 +317,41 @@ def test_a_decision_without_its_checkpoint_ends_no_run(shards: Path, tmp_path: P
     assert done.early_stop is None
     assert set(losses_of(done)) == set(range(1, 7))
     assert read_stop(root) is None
+
+
+@pytest.mark.parametrize("exchange", ["parameter-server", "d-psgd"])
+def test_a_checkpoint_damaged_after_its_decision_ends_no_run(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: str
+) -> None:
+    """The run repeats the epoch from an earlier checkpoint, and ends with it, as a run of that length does."""
+    values: dict[str, Any] = {"exchange": exchange, "topology": "ring"} if exchange == "d-psgd" else {"protocol": "bsp"}
+    decisions: list[StopDecision] = []
+
+    def decide_and_damage(root: Path, decision: StopDecision) -> None:
+        write_decision(root, decision)
+        decisions.append(decision)
+        if len(decisions) == 1:
+            for path in folder_of(root, decision.version).iterdir():
+                if path.name != "state.json":
+                    path.write_bytes(bytes(path.stat().st_size))
+
+    finish = PeerEngine._finish
+    ends: list[tuple[float, float]] = []
+
+    def watched(engine: PeerEngine, worker: int) -> None:
+        ends.append((engine.now, engine.peers[worker].step_end))
+        finish(engine, worker)
+
+    monkeypatch.setattr(PeerEngine, "_finish", watched)
+    monkeypatch.setattr(evaluator, "write_decision", decide_and_damage)
+    values["profile"] = parse_profile("lognormal:1")  # the workers are in different rounds
+    done = stopped(shards, tmp_path / "run", **values)
+    assert len(decisions) == 2
+    assert done.early_stop
+    assert decisions[0].epoch == decisions[1].epoch == done.early_stop["epoch"] < 12
+    short = run(shards, tmp_path / "short", epochs=done.early_stop["epoch"], **values)
+    assert final(done).tobytes() == final(short).tobytes()
+    assert all(now == end for now, end in ends), "a step that the roll-back has made void did not end"
 
 
 def test_a_decision_before_other_workers_is_void(shards: Path, tmp_path: Path) -> None:

@@ -232,6 +232,11 @@ class Network(SimulatedNetwork[Host]):
         """Let server 0 lose a worker that lives, as if it had been silent."""
         self.leader.lost(self.random.randrange(self.facts.num_workers), self.now)
 
+    def stop_early(self) -> None:
+        """Let server 0 obey a decision to end the run whose checkpoint is damaged: the run continues from the newest."""
+        answers = iter([True])
+        self.leader.evaluations.stops_early = lambda now: next(answers, False)
+
     def cut_neighbours(self) -> None:
         """Cut a worker's connection to another one, which loses messages."""
         host = self.random.choice(list(self.hosts.values()))
@@ -437,6 +442,16 @@ def test_deaths_of_server_0_leave_the_bits(is_far: bool, tmp_path: Path, oracle:
     assert sum(isinstance(event, GenerationEvent) for event in events) == 4
     if is_far:
         assert not list(network.folders.work.rglob("*.safetensors")), "only copies of models in the store"
+
+
+@pytest.mark.parametrize("seed", [1, 2, 4])  # the run is under way
+def test_all_workers_join_again_after_a_damaged_end(seed: int, tmp_path: Path, oracle: Any) -> None:
+    config = run_config(tmp_path / "run", heartbeat_timeout_s=60.0, start_wait_s=600.0)
+    network = Network(seed, config, 3)
+    network.run(["stop_early"])
+    np.testing.assert_array_equal(models_of(network.root, 3), oracle("d-psgd", 3)[0])
+    assert network.now < 600, "no worker was waited for in vain"
+    assert sum(isinstance(event, GenerationEvent) for event in iter_events(network.folders.work / METRICS)) == 2
 
 
 def test_a_loss_that_is_not_finite_ends_all_workers(tmp_path: Path) -> None:

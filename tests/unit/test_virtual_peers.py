@@ -54,7 +54,7 @@ def test_a_worker_waits_for_examples_that_are_not_known(tmp_path: Path) -> None:
     examples = PeerExamples(config, Folders.from_home(tmp_path), compute, progress)
     for worker in range(2):
         progress.begin(worker)
-    assert [examples.must_wait(0, round) for round in (DELAY, DELAY + 1)] == [False, True]
+    assert [examples.hold_back(0, round) for round in (DELAY, DELAY + 1)] == [False, True]
     for worker in range(2):
         progress.finish(worker, StepMeasurements(1, 0.0, 0, 0.1))
     assert progress.complete_round()

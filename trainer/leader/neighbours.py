@@ -417,6 +417,8 @@ class NeighbourLeader:
             self.begin_generation(self._retry_cause)
         if self.training and self.evaluations.stops_early(now):
             self.training = None  # the updates after the decision are no roll-back, so nothing is logged as left
+            # If the checkpoint of the decision is damaged, the run continues: every member must obey the next Regroup.
+            self.number = self._next_number()
             self.begin_generation()
         if not self.training:
             return

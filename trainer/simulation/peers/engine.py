@@ -136,8 +136,7 @@ class PeerEngine:
             self.observe(self)
             # The observer has evaluated the checkpoints of this event.
             if self.evaluations.stops_early(self.now):
-                self._load(at=self.now)
-                self._log_generation()
+                self._roll_back()
         self.journal.flush(self.now)
 
     def is_over(self) -> bool:
@@ -215,7 +214,7 @@ class PeerEngine:
         """Begin a worker's round with its present model."""
         peer = self.peers[worker]
         round = self.progress.members[worker].clock
-        if round < self.steps and self.examples.must_wait(worker, round):
+        if round < self.steps and self.examples.hold_back(worker, round):
             peer.phase = PeerPhase.BEGINNING
             return
         self.progress.start_round(worker)
@@ -405,14 +404,19 @@ class PeerEngine:
             self.down = False
             self._roll_back(LEADER_RESTARTED)
 
-    def _roll_back(self, cause: str) -> None:
-        """Restart from the newest checkpoint, with the workers that are present now."""
+    def _roll_back(self, cause: str = "") -> None:
+        """Restart from the newest sound checkpoint, with the workers that are present now.
+
+        cause: for the log; "" for an early stop, which ends the run with that checkpoint unless it is damaged."""
         for worker in range(self.facts.num_workers):
             self._forget(worker)
         before = self.progress.version
         self._load(at=self.now)
-        log_event(self.root, "rollback", from_version=before, to_version=self.progress.version, cause=cause)
+        if cause:
+            log_event(self.root, "rollback", from_version=before, to_version=self.progress.version, cause=cause)
         self._log_generation()
+        if self.is_over():
+            return
         # ``_load`` has begun the workers that are in the checkpoint. The others join with a neighbour's model.
         for worker, peer in enumerate(self.peers):
             if peer.phase is PeerPhase.ABSENT:
@@ -429,7 +433,8 @@ class PeerEngine:
     def _load(self, at: float | None = None) -> None:
         """Begin a generation at the newest sound checkpoint. Raises DataError if there is none.
 
-        The workers begin at the times at which they had reached it, so that a resumed run repeats all later events.
+        The caller has made all earlier events void. The workers begin at the times at which they had reached it, so that a
+        resumed run repeats all later events.
 
         at: the time of a roll-back, at which all present workers begin instead; None at the start of the program."""
         facts = self.facts

@@ -38,8 +38,8 @@ class PeerExamples:
         if config.reads_losses and config.run.example_ledger:
             compute.restore_losses(list(recorded_losses(folders.home, version)))
 
-    def must_wait(self, worker: int, round: int) -> bool:
-        """Return whether a worker may not begin a round yet. ``count`` returns it when it may."""
+    def hold_back(self, worker: int, round: int) -> bool:
+        """Return whether a worker may not begin a round yet, and if so note that it waits: ``count`` releases it."""
         if not self._gossip or round < self._gossip.most_rounds(self.progress.version):
             return False
         self._ahead.add(worker)
