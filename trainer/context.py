@@ -11,7 +11,7 @@ from pipeline.core.errors import UsageError
 from trainer.config import Config
 from trainer.home.place import Place, place_of
 from trainer.run_files import CHECKPOINTS
-from trainer.runlog.run_folder import SavedRun
+from trainer.runlog.run_record import SavedRun
 
 if TYPE_CHECKING:
     from trainer.data.shards import Shards  # loading it takes a second, which --help should not

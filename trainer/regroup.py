@@ -28,7 +28,7 @@ from trainer.gossip.weave import foreign_steps
 from trainer.home.place import Place, listing
 from trainer.options import Options
 from trainer.run_files import FOLLOWED
-from trainer.runlog.run_folder import RunRecord, SavedRun, is_finished
+from trainer.runlog.run_record import RunRecord, SavedRun, is_finished
 from trainer.sampling.mixture import changed_mix
 
 

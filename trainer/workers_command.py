@@ -18,7 +18,7 @@ from trainer.home.place import Place, place_of
 from trainer.launch.workers_request import WorkersRequest, delete_request, read_request, write_request
 from trainer.regroup import has_followed_stream, obstacle
 from trainer.run_files import LOCK
-from trainer.runlog.run_folder import RunRecord, is_finished, saved_run
+from trainer.runlog.run_record import RunRecord, is_finished, saved_run
 
 UNANSWERED = "the request is withdrawn, unless the run is changing its workers already"
 INTERRUPTED = "the request is withdrawn, unless the run has met it already"

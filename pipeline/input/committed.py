@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pipeline.core.errors import DataError
 from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.layout import MAX_CLASSES, MAX_IMAGE_BYTES, Dtype, KeptColumn, Layout
-from pipeline.core.shardset.manifest import ShardSet, missing_file, with_rows
+from pipeline.core.shardset.manifest import ShardSet, missing_file, require_rows
 from pipeline.core.shardset.schema import (
     DTYPES,
     KEPT_TYPES,
@@ -202,7 +202,7 @@ class ShardReader:
 
 def committed_dataset(shards: ShardSet) -> CommittedDataset:
     """Return the rows of a committed set. Raises DataError if the set has lost files or is empty."""
-    manifest = with_rows(shards).manifest
+    manifest = require_rows(shards).manifest
     problem = missing_file(shards, models=False)  # of which a stream deletes one at each append; rows need none
     if problem:
         raise DataError(f"{problem}; the set is damaged")

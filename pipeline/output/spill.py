@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from pipeline.assignment.ranks import runs_of_equal_keys
 from pipeline.core.arrays import Ints
-from pipeline.core.shardset.attempt import task_folder
+from pipeline.core.shardset.attempt import make_task_folder
 from pipeline.input.decoded import decoder_versions
 from pipeline.input.records import record_batch
 from pipeline.output.assignment import AssignmentFile, AssignmentWriter
@@ -67,7 +67,7 @@ class SpillJob:
         """Write the rows of a piece to the files of their ranges. task: a name unique to this try."""
         folder = f"{self.job.staging}/{task}"
         store = self.job.dataset.store
-        task_folder(store, folder)
+        make_task_folder(store, folder)
         schema = self.job.schema.append(WORKER)
         lines = self.job.open_assignment(piece, task) if self.job.keeps_assignment else None
         files: dict[int, HashingFile] = {}

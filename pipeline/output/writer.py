@@ -20,7 +20,7 @@ from pipeline.assignment.chunks import row_group_rows, workers_per_task
 from pipeline.assignment.ranks import runs_of_equal_keys
 from pipeline.core.arrays import Ints
 from pipeline.core.hashing import row_hashes
-from pipeline.core.shardset.attempt import task_folder
+from pipeline.core.shardset.attempt import make_task_folder
 from pipeline.core.shardset.schema import (
     OWN_COLUMNS,
     TARGET_COLUMN,
@@ -260,7 +260,7 @@ class ChunkJob:
         return self.placement.deliveries(chunk, self.dataset.read(*self.bounds[chunk], images=images))
 
     def open_assignment(self, chunk: int, task: str) -> AssignmentWriter:
-        task_folder(self.dataset.store, f"{self.staging}/{task}")
+        make_task_folder(self.dataset.store, f"{self.staging}/{task}")
         return AssignmentWriter(self.dataset.store, f"{self.staging}/{task}/assignment.parquet", self.first + chunk)
 
     def open(self, worker: int, chunk: int, task: str, schema: pa.Schema) -> ShardWriter:
@@ -276,7 +276,7 @@ class ChunkJob:
         store = self.dataset.store
         path = f"{self.folder.format(worker=worker)}/part-{self.first + chunk:05d}.parquet"
         staged = f"{self.staging}/{task}/{path.replace('/', '-')}"
-        task_folder(store, f"{self.staging}/{task}")
+        make_task_folder(store, f"{self.staging}/{task}")
         group_rows = row_group_rows(workers_per_task(self.placement.num_workers, size), size)
         return ShardWriter(store, staged, path, worker, schema, self.num_classes, group_rows, size)
 

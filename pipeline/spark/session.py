@@ -181,7 +181,7 @@ def _check_arguments(context: SparkContext) -> None:
             )
 
 
-def check_master(master: str, timeout_s: float = MASTER_S) -> None:
+def check_master(master: str) -> None:
     """Raise JobError if no address of a standalone master accepts a connection; other masters are not checked.
 
     Spark itself tries for a minute, and ends with a stack trace."""
@@ -191,7 +191,7 @@ def check_master(master: str, timeout_s: float = MASTER_S) -> None:
     for address in master.removeprefix("spark://").split(","):
         host, _, port = address.rpartition(":")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
+            socket.create_connection((host.strip("[]"), int(port)), MASTER_S).close()
             return
         except (OSError, ValueError) as error:
             failures.append(str(getattr(error, "strerror", None) or error))
@@ -244,9 +244,9 @@ def spark_context(
             f" {socket.gethostname()} has none: add it to /etc/hosts, or set {LOCAL_IP}"
         )
     # The memory of the running JVM is fixed, and Spark's pages stay on if the master is not local.
-    settable = {DRIVER_MEMORY} if local else {DRIVER_MEMORY, UI}
+    ignored_keys = {DRIVER_MEMORY} if local else {DRIVER_MEMORY, UI}
     for key, value in defaults.items():
-        if key not in settable:
+        if key not in ignored_keys:
             conf.setIfMissing(key, value)
     # Spark takes a JVM that a Python process started for a shell, and would show a progress bar.
     if "PYSPARK_GATEWAY_PORT" not in os.environ and PROGRESS in defaults:

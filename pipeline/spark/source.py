@@ -124,7 +124,7 @@ def plan_scan(context: SparkContext, dataset: Dataset, num_workers: int) -> Scan
 def bounds_of(
     first: int, rows: int, num_workers: int, dataset: Dataset
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]], int | None]:
-    """Split ``rows`` rows from id ``first`` on into files and tasks (see Source).
+    """Split ``rows`` rows from id ``first`` on into files and tasks (see ScannedInput).
 
     Returns the id ranges of files, the id ranges of tasks, and the number of workers per range if rows are spilled by
     ranges of workers, else None. Raises UsageError for more chunks than allowed."""

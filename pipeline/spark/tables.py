@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, DateType, NumericType, StringType, TimestampNTZType, TimestampType
 
 from pipeline.core.errors import DataError, JobError, UsageError
-from pipeline.core.shardset.attempt import task_folder
+from pipeline.core.shardset.attempt import make_task_folder
 from pipeline.core.shardset.commit import move_files
 from pipeline.core.shardset.schema import SPARK_METADATA
 from pipeline.core.storage.store import Store
@@ -150,9 +150,9 @@ def _column(name: str) -> Column:
 
 
 def write_table(data: DataFrame, name: str, ids: str, store: Store, staging: str, folder: str) -> int:
-    """Write the rows of a table as Parquet files whose names and rows have the order of the ids. Returns their number.
+    """Write the rows of a table as Parquet files whose names and rows have the order of the ids.
 
-    The driver receives a line per partition.
+    Returns the number of rows. The driver receives a line per partition.
 
     Args:
         data: the table.
@@ -230,7 +230,7 @@ def _write_partitions(data: DataFrame, ids: str, store: Store, staging: str) -> 
                     part = pa.Table.from_batches([batch]).rename_columns(names).replace_schema_metadata(metadata)
                     if writer is None:
                         least = values[:1]
-                        task_folder(store, folder)
+                        make_task_folder(store, folder)
                         sink = stack.enter_context(store.create(path))
                         writer = pq.ParquetWriter(sink, part.schema, compression="none", use_dictionary=False)
                     writer.write_table(part, max(1, min(GROUP_ROWS, GROUP_BYTES * len(part) // max(1, part.nbytes))))

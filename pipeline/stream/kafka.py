@@ -19,7 +19,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.core.errors import DataError, UsageError
-from pipeline.core.shardset.attempt import task_folder
+from pipeline.core.shardset.attempt import make_task_folder
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 from pipeline.input.arrivals import BadRecord
@@ -216,7 +216,7 @@ def _write_landed(
                 continue
             # Created with the first good record: a partition without any leaves no file.
             if file is None:
-                task_folder(store, task)
+                make_task_folder(store, task)
                 path = f"{task}/{landed_name(number)}"
                 file = store.create(path)
             file.write(value)

@@ -84,7 +84,7 @@ from trainer.runlog.kinds.run import StartEvent
 from trainer.runlog.kinds.training import TrainEvent
 from trainer.runlog.read import read_events, read_pushes, surviving_events
 from trainer.runlog.result import read_result, summarise
-from trainer.runlog.run_folder import RunRecord, saved_run
+from trainer.runlog.run_record import RunRecord, saved_run
 from trainer.simulation.replay import _read_run as read_replayed
 from trainer.study.plan.cases import cell_settings, strategy_of
 from trainer.study.plan.study_plan import read_plan

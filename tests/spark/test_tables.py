@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 import pipeline
 from pipeline.core.errors import DataError, JobError, UsageError
-from pipeline.core.shardset.manifest import with_rows
+from pipeline.core.shardset.manifest import require_rows
 from pipeline.spark import tables
 from pipeline.strategies.class_cluster import ClassCluster
 from pipeline.upkeep.verify import verify
@@ -136,7 +136,7 @@ def test_a_table_is_the_set_of_its_rows(
     assert manifest.input.id_column == manifest.evaluation.input.id_column == "key"
     alone = shard(f"table:{table}", tmp_path / "alone", assignment_only=True, **ORDERED)
     with pytest.raises(DataError, match=r"materialize --assignment \S+ --input table:images --output"):
-        with_rows(alone.shards)
+        require_rows(alone.shards)
     made = pipeline.materialize(  # in the order of the assignment's column
         assignment=alone.shards.uri, input="table:images", output=f"{tmp_path}/made", image_shape=SHAPE, **QUIET
     )

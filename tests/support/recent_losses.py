@@ -18,7 +18,7 @@ from trainer.data.cohorts import build_cohort_batches
 from trainer.data.deal import deal
 from trainer.data.network import TABLE, build_network
 from trainer.models.flat_vector import FlatModel
-from trainer.runlog.run_folder import read_record
+from trainer.runlog.run_record import read_record
 
 Forgotten: TypeAlias = Mapping[tuple[int, int], int]
 

@@ -25,7 +25,7 @@ from trainer.data.opening import open_shards
 from trainer.data.shards import SET_BITS
 from trainer.runlog.kinds.training import PassEvent
 from trainer.runlog.read import iter_events, surviving_events
-from trainer.runlog.run_folder import read_record
+from trainer.runlog.run_record import read_record
 from trainer.simulation.replay import replay
 from trainer.workers_command import main as workers_command
 

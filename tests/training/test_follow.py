@@ -33,7 +33,7 @@ from trainer.home.place import StorePlace
 from trainer.run_files import CONFIG, METRICS
 from trainer.runlog.kinds.training import AppendedEvent
 from trainer.runlog.read import iter_events
-from trainer.runlog.run_folder import RunRecord, SavedRun, saved_run
+from trainer.runlog.run_record import RunRecord, SavedRun, saved_run
 from trainer.sampling.orders import permutation
 from trainer.worker.follow import GrowingRows, record, recorded
 

@@ -18,7 +18,7 @@ from tests.support.trainer_runs import RunFolder, Training, train_here, until
 from trainer import Options, Result
 from trainer.checkpoints.read import newest, read_state
 from trainer.checkpoints.state import folder_of
-from trainer.runlog.run_folder import read_record
+from trainer.runlog.run_record import read_record
 from trainer.simulate import simulate
 from trainer.simulation.options import SimulationSettings
 from trainer.simulation.replay import replay

@@ -238,16 +238,18 @@ def test_a_bucket_without_keys_is_refused(shards: Path, place: str) -> None:
 
 def test_a_start_that_is_refused_leaves_no_trace(shards: Path, tmp_path: Path) -> None:
     program = (
-        "import sys; from trainer.runlog.run_folder import RunRecord, settled\n"
+        "import sys; from trainer.runlog.run_folder import prepare_folder\n"
+        "from trainer.runlog.run_record import RunRecord\n"
         "from tests.support.configs import make_config\n"
         "from trainer.home.place import StorePlace; from pipeline.core.storage.store import Store\n"
         "from pipeline.core.errors import UsageError\n"
         "home, record = StorePlace(sys.argv[1], Store()), RunRecord(make_config(), 2, 80, 'digest')\n"
         "def refuse(record, saved): raise UsageError('no GPU')\n"
         "try:\n"
-        "    with settled(home, record, resume=False, overwrite=False, check=refuse): pass\n"
+        "    with prepare_folder(home, record, resume=False, overwrite=False, check=refuse): pass\n"
         "except UsageError as error: print(error)\n"
-        "with settled(home, record, resume=False, overwrite=False) as start: print(start.value, 'torch' in sys.modules)\n"
+        "with prepare_folder(home, record, resume=False, overwrite=False) as start:\n"
+        "    print(start.value, 'torch' in sys.modules)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path / "home")], cwd=ROOT, capture_output=True, text=True, check=False

@@ -26,7 +26,7 @@ from trainer.checkpoints.state import folder_of
 from trainer.config import RunFacts
 from trainer.protocols import PROTOCOLS
 from trainer.rules import build_barriers, local_plan
-from trainer.runlog.run_folder import read_record
+from trainer.runlog.run_record import read_record
 from trainer.sampling.partition_plan import PartitionPlan
 from trainer.sampling.partition_stream import PartitionStream, plan_barriers
 from trainer.sampling.repartition import RepartitionOptions

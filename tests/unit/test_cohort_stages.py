@@ -44,7 +44,7 @@ from trainer.rules import begin_cohort
 from trainer.runlog.kinds.evaluation import EvaluationEvent
 from trainer.runlog.kinds.run import StageEvent
 from trainer.runlog.kinds.training import PassEvent
-from trainer.runlog.run_folder import read_record
+from trainer.runlog.run_record import read_record
 from trainer.server.slice_server import SliceServer
 from trainer.simulation.profiles import parse_profile
 from trainer.simulation.replay import replay

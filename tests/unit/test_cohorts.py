@@ -52,7 +52,8 @@ from trainer.rules import begin_cohort, worker_rate
 from trainer.runlog.kinds.peers import GossipEvent, PoolEvent
 from trainer.runlog.kinds.training import PassEvent
 from trainer.runlog.read import iter_events, read_pushes, surviving_events
-from trainer.runlog.run_folder import RunRecord, SavedRun, read_record, saved_run, settled
+from trainer.runlog.run_folder import prepare_folder
+from trainer.runlog.run_record import RunRecord, SavedRun, read_record, saved_run
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.failures import parse_failures
 from trainer.simulation.profiles import parse_profile
@@ -768,7 +769,7 @@ def test_other_workers_have_other_threads(tmp_path: Path) -> None:
 
     for workers, own in ((3, config), (3, config), (5, replace(config, cohorts=cohorts))):
         asked = replace(record, config=own, num_workers=workers, threads=0)
-        with settled(tmp_path, asked, resume=bool(threads), overwrite=False, check=check):
+        with prepare_folder(tmp_path, asked, resume=bool(threads), overwrite=False, check=check):
             (tmp_path / "metrics.jsonl").touch()
     assert threads == [0, 4, 0]
 

@@ -20,7 +20,7 @@ from trainer.protocols import PROTOCOLS
 from trainer.protocols.ssp import SSP
 from trainer.runlog.kinds.evaluation import EvaluationEvent
 from trainer.runlog.read import evaluations, read_events
-from trainer.runlog.run_folder import read_record
+from trainer.runlog.run_record import read_record
 from trainer.simulate import main
 from trainer.simulation.comparison.compare import compare
 from trainer.simulation.comparison.contenders import parse_contenders

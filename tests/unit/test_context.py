@@ -12,7 +12,7 @@ from tests.support.trainer_sets import rows_of, write_shards
 from trainer.context import RunContext
 from trainer.data import opening, pinned
 from trainer.data.shards import Shards
-from trainer.runlog.run_folder import SavedRun
+from trainer.runlog.run_record import SavedRun
 
 
 @pytest.fixture

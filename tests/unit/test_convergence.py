@@ -17,7 +17,7 @@ from trainer.config import RunFacts
 from trainer.coordination.convergence import Convergence
 from trainer.leader.snapshots import Snapshots
 from trainer.rules import build_coordinator
-from trainer.runlog.run_folder import read_record
+from trainer.runlog.run_record import read_record
 from trainer.stages import build_stages
 
 TOLERANCE, WORKERS = 0.25, 3

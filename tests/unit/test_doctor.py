@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import DataError, JobError, UsageError
-from pipeline.core.shardset.attempt import task_folder, try_claim
+from pipeline.core.shardset.attempt import make_task_folder, try_claim
 from pipeline.core.shardset.schema import broken_is_data_error
 from pipeline.core.storage.hadoop_conf import is_kerberos
 from pipeline.doctor.checks import (
@@ -305,10 +305,10 @@ def test_trying_an_output_leaves_no_trace(place: str) -> None:
 def test_a_task_on_a_machine_without_the_output_says_so(tmp_path: Path) -> None:
     output = tmp_path / "out"
     with pytest.raises(JobError, match=rf"{output} does not exist on .*all machines of the cluster mount"):
-        task_folder(STORE, f"{output}/_attempts/0123456789ab/task")
+        make_task_folder(STORE, f"{output}/_attempts/0123456789ab/task")
     output.mkdir()
     with pytest.raises(JobError, match="0123456789ab no longer exists: the run has ended"):
-        task_folder(STORE, f"{output}/_attempts/0123456789ab/task")
+        make_task_folder(STORE, f"{output}/_attempts/0123456789ab/task")
 
 
 def test_a_local_file_that_is_not_there_is_not_called_damaged() -> None:

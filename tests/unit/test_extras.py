@@ -31,7 +31,7 @@ from tests.support.commands import (
 )
 from tests.support.configs import make_config
 from trainer.run_files import CONFIG, METRICS
-from trainer.runlog.run_folder import RunRecord
+from trainer.runlog.run_record import RunRecord
 
 pytestmark = pytest.mark.slow  # processes of its own
 

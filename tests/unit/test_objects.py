@@ -19,7 +19,7 @@ import pytest
 from obstore.exceptions import GenericError
 
 from pipeline.core.errors import JobError, UsageError
-from pipeline.core.shardset.attempt import Attempt, seems_alive, task_folder
+from pipeline.core.shardset.attempt import Attempt, make_task_folder, seems_alive
 from pipeline.core.storage import object_client, store
 from pipeline.core.storage.object_client import convert_errors
 from pipeline.core.storage.objects import SINGLE_PUT_BYTES, part_bytes
@@ -184,9 +184,9 @@ def test_the_next_run_deletes_the_files_of_a_late_task(folder: str) -> None:
     """A folder cannot be made before its first file, the heartbeat: one without is of no run that is about to begin."""
     with Attempt(STORE, folder) as attempt:
         task = f"{attempt.folder}/task"
-        task_folder(STORE, task)
+        make_task_folder(STORE, task)
     with pytest.raises(JobError, match="no longer exists"):
-        task_folder(STORE, task)
+        make_task_folder(STORE, task)
     STORE.write_new(f"{task}/part-00000.parquet", b"late")
     assert not seems_alive(STORE, folder, attempt.id)
     with Attempt(STORE, folder):

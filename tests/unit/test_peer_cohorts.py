@@ -31,7 +31,7 @@ from trainer.rules import replica_rate
 from trainer.runlog.kinds.peers import NewcomerEvent
 from trainer.runlog.kinds.run import RollbackEvent
 from trainer.runlog.kinds.training import EpochEvent
-from trainer.runlog.run_folder import read_record
+from trainer.runlog.run_record import read_record
 from trainer.sampling.recency import RecencySampler
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.failures import parse_failures

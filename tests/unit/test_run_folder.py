@@ -19,7 +19,8 @@ from tests.support.configs import change, make_config
 from trainer.home.place import Place, StorePlace, listing
 from trainer.run_files import LOCK
 from trainer.runlog import run_folder
-from trainer.runlog.run_folder import RunRecord, SavedRun, Start, locked, resolve_output, settled
+from trainer.runlog.run_folder import Start, locked, prepare_folder, resolve_output
+from trainer.runlog.run_record import RunRecord, SavedRun
 from trainer.start.folder import describe_finished
 
 ASKED = RunRecord(make_config(steps=10, servers=2), num_workers=4, rows=1000, shards="f00d")
@@ -31,7 +32,7 @@ def asking(run: RunRecord = ASKED, **values: Any) -> RunRecord:
 
 
 def start(output: Path, run: RunRecord = ASKED, *, resume: bool = False, overwrite: bool = False) -> Start:
-    with settled(output, run, resume=resume, overwrite=overwrite) as found:
+    with prepare_folder(output, run, resume=resume, overwrite=overwrite) as found:
         return found
 
 
@@ -75,9 +76,9 @@ def test_an_unfinished_run_goes_on_with_resume_and_only_then(unfinished: Path) -
     with pytest.raises(UsageError, match=r"--resume continues with it, --overwrite starts anew"):
         start(unfinished)
     assert content(unfinished) == before
-    assert start(unfinished, resume=True) is Start.GO_ON
+    assert start(unfinished, resume=True) is Start.RESUME
     (unfinished / "result.json").write_text('{"cause": "interrupted"}')
-    assert start(unfinished, asking(steps=20), resume=True) is Start.GO_ON
+    assert start(unfinished, asking(steps=20), resume=True) is Start.RESUME
     assert json.loads((unfinished / "config.json").read_text())["config"]["run"]["steps"] == 20
     assert {name: content(unfinished)[name] for name in RESULTS} == {name: before[name] for name in RESULTS}
 
@@ -96,7 +97,7 @@ def test_a_finished_run_is_found_finished_and_untouched(finished: Path, resume: 
 def test_a_finished_run_is_made_longer_with_resume(finished: Path) -> None:
     with pytest.raises(UsageError, match=r"10 steps per worker; --resume continues to the 30"):
         start(finished, asking(steps=30))
-    assert start(finished, asking(steps=30), resume=True) is Start.GO_ON
+    assert start(finished, asking(steps=30), resume=True) is Start.RESUME
     assert not (finished / "result.json").exists()
     with pytest.raises(UsageError, match="has not ended"):
         start(finished, asking(steps=30))
@@ -115,7 +116,7 @@ def test_a_finished_run_names_the_flags_that_continue_it(finished: Path) -> None
         assert describe_finished(finished).startswith(f"{finished}: finished already, ")
         assert describe_finished(finished).endswith(flags)
     assert start(finished, asking(steps=30), resume=True) is Start.FINISHED
-    assert start(finished, asking(patience=3), resume=True) is Start.GO_ON
+    assert start(finished, asking(patience=3), resume=True) is Start.RESUME
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -141,7 +142,7 @@ def test_another_run_in_a_folder_is_refused_with_the_difference(
 
 
 def test_where_and_on_how_many_servers_a_run_goes_on_is_free(finished: Path) -> None:
-    assert start(finished, asking(steps=30, servers=1), resume=True) is Start.GO_ON
+    assert start(finished, asking(steps=30, servers=1), resume=True) is Start.RESUME
 
 
 def test_overwrite_deletes_what_a_run_writes_and_nothing_else(finished: Path) -> None:
@@ -201,7 +202,7 @@ def test_a_refused_start_tidies_up_before_it_unlocks_the_folder(
     monkeypatch.setattr(run_folder, "_delete", delete_when_locked)
     with (
         pytest.raises(UsageError, match="refused"),
-        settled(output, ASKED, resume=False, overwrite=False, check=refuse),
+        prepare_folder(output, ASKED, resume=False, overwrite=False, check=refuse),
     ):
         pass
     assert not (tmp_path / "new").exists() if is_local else listing(near) == []
@@ -260,7 +261,7 @@ def test_a_folder_in_use_is_refused_whatever_is_asked(unfinished: Path) -> None:
 
 
 def test_a_folder_is_held_from_the_decision_to_the_end_of_the_run(tmp_path: Path) -> None:
-    with settled(tmp_path / "run", ASKED, resume=False, overwrite=False) as found:
+    with prepare_folder(tmp_path / "run", ASKED, resume=False, overwrite=False) as found:
         assert found is Start.NEW
         with pytest.raises(JobError, match="in use"):
             start(tmp_path / "run", overwrite=True)

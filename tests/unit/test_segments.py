@@ -23,13 +23,13 @@ from trainer.home import segments
 from trainer.home.folders import Folders
 from trainer.home.place import Place, StorePlace, listing, write_whole
 from trainer.home.segments import (
-    Log,
+    SegmentListing,
     SupersededError,
     apply_segments,
     begin_start,
     complete_log,
     copy,
-    look,
+    list_segments,
     merge,
     unread,
     write_whole_log,
@@ -40,7 +40,8 @@ from trainer.runlog import event_tail
 from trainer.runlog.event_tail import HomeTail
 from trainer.runlog.kinds.base import LogEvent
 from trainer.runlog.read import events_in, read_events
-from trainer.runlog.run_folder import OWNED, RunRecord, Start, settled
+from trainer.runlog.run_folder import OWNED, Start, prepare_folder
+from trainer.runlog.run_record import RunRecord
 
 
 def with_segments(base: bytes, parts: list[tuple[int, bytes]]) -> bytes:
@@ -77,7 +78,7 @@ def test_settled_segments_do_not_count() -> None:
         "host-0a-000000000000.metrics.jsonl": 4,
         ".000010-000000000005.metrics.jsonl.0123abcd.tmp": 4,
     }
-    log = Log.from_listing(names)
+    log = SegmentListing.from_listing(names)
     assert [(part.source, part.offset) for part in log.leader_segments(METRICS)] == [
         ("000009", 0),
         ("000009", 7),
@@ -218,7 +219,7 @@ def test_a_merge_that_is_killed_anywhere_loses_nothing(
         for line in "abcde":
             add(first, METRICS, line)
             log = copy(first)
-        log = look(root)
+        log = list_segments(root)
         with monkeypatch.context() as patched:
             changes = [step]
             for name in ("replace", "put_new", "delete"):
@@ -229,7 +230,7 @@ def test_a_merge_that_is_killed_anywhere_loses_nothing(
             except JobError:
                 done = False
         copy_of_log = tmp_path / "log"
-        write_whole_log(root, METRICS, look(root), copy_of_log)
+        write_whole_log(root, METRICS, list_segments(root), copy_of_log)
         assert copy_of_log.read_bytes() == log_of(first)[METRICS]
         for line in "fgh":
             add(first, METRICS, line)
@@ -247,7 +248,7 @@ def test_a_frozen_start_that_merges_changes_no_later_log(near: StorePlace, tmp_p
     for line in "abcde":
         add(frozen, METRICS, line)
         log = copy(frozen)
-    log = look(near)
+    log = list_segments(near)
     later = begin_start(near, folder(tmp_path, "later"))
     for line in "fghijk":
         add(later, METRICS, line)
@@ -267,7 +268,7 @@ def test_a_start_that_begins_while_segments_are_merged_reads_all(
     for line in "abcde":
         add(first, METRICS, line)
         copy(first)
-    log, write = look(near), segments.write_whole_log
+    log, write = list_segments(near), segments.write_whole_log
 
     def merged_meanwhile(*args: Any) -> int:
         merge(first, log)
@@ -307,7 +308,7 @@ def test_a_segment_that_is_being_merged_is_read_at_the_next_look(near: StorePlac
     for line in "abcd":
         add(lead, METRICS, line)
         copy(lead)
-    listed, taken = look(near).leader_segments(METRICS), dict[str, int]()
+    listed, taken = list_segments(near).leader_segments(METRICS), dict[str, int]()
     first, second, third, fourth = listed
     write_whole(near / SEGMENTS / first.name, b"a\nb\nc\n")
     (near / SEGMENTS / second.name).unlink()
@@ -316,7 +317,7 @@ def test_a_segment_that_is_being_merged_is_read_at_the_next_look(near: StorePlac
     taken = {first.source: 2}
     assert list(unread(near, [second, third, fourth], taken)) == []
     assert list(unread(near, [third, fourth], taken)) == []
-    assert b"".join(unread(near, look(near).leader_segments(METRICS), taken)) == b"b\nc\nd\n"
+    assert b"".join(unread(near, list_segments(near).leader_segments(METRICS), taken)) == b"b\nc\nd\n"
 
 
 def failing(left: list[int], change: Callable[..., Any]) -> Callable[..., Any]:
@@ -382,7 +383,7 @@ def test_a_new_run_has_nothing_of_an_earlier_frozen_start(near: StorePlace, tmp_
     add(frozen, METRICS, "a")
     copy(frozen)
     record = RunRecord(make_config(), 2, 80, "digest")
-    with settled(near, record, resume=False, overwrite=True) as start:
+    with prepare_folder(near, record, resume=False, overwrite=True) as start:
         assert start is Start.NEW
         anew = begin_start(near, folder(tmp_path, "anew"))
         add(anew, METRICS, "new")

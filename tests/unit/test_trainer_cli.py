@@ -28,7 +28,7 @@ from trainer.models import MODELS
 from trainer.options import Options, Role
 from trainer.plan import smallest_pass
 from trainer.protocols import PROTOCOLS
-from trainer.runlog.run_folder import RunRecord
+from trainer.runlog.run_record import RunRecord
 from trainer.simulate import main as simulate
 
 __all__ = ["finished", "unfinished"]  # fixtures

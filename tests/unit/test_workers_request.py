@@ -16,7 +16,8 @@ from trainer import workers_command
 from trainer.launch.workers_request import Requests, WorkersRequest, delete_request, read_request, write_request
 from trainer.lifecycle.interruption import RunInterruptedError
 from trainer.options import Options
-from trainer.runlog.run_folder import RunRecord, locked, settled
+from trainer.runlog.run_folder import locked, prepare_folder
+from trainer.runlog.run_record import RunRecord
 from trainer.start.changes import next_options
 
 FIVE = WorkersRequest("a", 5)
@@ -31,7 +32,7 @@ def requests_of(home: Path, obstacle: str = "") -> Requests:
 def home(tmp_path: Path) -> Path:
     """The folder of a run with 3 workers and a mini-batch that is no default."""
     record = RunRecord(make_config(steps=10, batch_size=40), num_workers=3, rows=1000, shards="f00d")
-    with settled(tmp_path, record, resume=False, overwrite=False):
+    with prepare_folder(tmp_path, record, resume=False, overwrite=False):
         (tmp_path / "metrics.jsonl").touch()
     return tmp_path
 

@@ -20,7 +20,7 @@ WAITING = 50  # most checkpoints that wait for the evaluator; of more the oldest
 
 
 def prune(root: Place, keep: int = 2, waiting: int = WAITING, *, by_rule: bool = False) -> list[int]:
-    """Delete old checkpoints, and return the versions that still waited for the evaluator. O(checkpoints).
+    """Delete old checkpoints, and return those of the deleted versions that were not evaluated. O(checkpoints).
 
     Keeps the newest ``keep`` sound checkpoints (complete and undamaged), the best evaluated one up to each of these, the
     newest ``waiting`` complete ones that wait for the evaluator, and all after the newest sound one. Only one process may

@@ -26,7 +26,7 @@ from trainer.regroup import departure_obstacle, has_followed_stream
 from trainer.report.metrics import RunMetrics
 from trainer.report.progress import ProgressLine
 from trainer.run_files import CHECKPOINTS
-from trainer.runlog.run_folder import RunRecord
+from trainer.runlog.run_record import RunRecord
 from trainer.transport.addresses import all_interfaces, bracketed
 from trainer.transport.sockets import IN_CLEAR, Secret
 

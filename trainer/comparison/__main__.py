@@ -18,7 +18,7 @@ from pipeline.core.specs import AdvancedHelp
 from pipeline.core.storage.retries import unreadable_is_data_error
 from trainer.home.place import place_of
 from trainer.run_files import CONFIG, METRICS, PUSHES
-from trainer.runlog.run_folder import RunRecord, read_record
+from trainer.runlog.run_record import RunRecord, read_record
 
 if TYPE_CHECKING:
     from trainer.comparison.measurements import Measurements

@@ -8,7 +8,7 @@ from contextlib import suppress
 import numpy as np
 
 from pipeline.core.errors import DataError
-from pipeline.core.shardset.manifest import missing_file, read_committed, refuse_single_shard, with_rows
+from pipeline.core.shardset.manifest import missing_file, read_committed, refuse_single_shard, require_rows
 from pipeline.core.shardset.schema import DTYPES
 from pipeline.core.shardset.versions import NAME
 from pipeline.core.storage.retries import unreadable_is_data_error, with_retries
@@ -41,7 +41,7 @@ def open_shards(uri: str) -> Shards:
             f"{absolute} has no {NAME}: no shards were ever committed there; make them with"
             f" sharding shard --strategy stratified --input DATA --output {uri} --workers N"
         )
-    shards = Shards(committed.store, committed.uri, with_rows(committed).manifest)
+    shards = Shards(committed.store, committed.uri, require_rows(committed).manifest)
     try:
         shards.manifest.require("rows", "labels", "image")
         _check_layout(shards)

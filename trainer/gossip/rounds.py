@@ -173,11 +173,11 @@ class GossipRounds:
         self._places = dict(zip(parts, pairwise([0, *ends]), strict=True))
 
     def next_pool(self, worker: int, session: int, clock: int) -> Pool | None:
-        """Return the pool that a worker must get before a step; None if it has the newest.
+        """Return the pool that a worker must get before a step, and note that it has it; None if it has the newest.
 
         A new session gets its pool again, as of the step at which the worker had it first, or is told that it has none.
 
-        clock: of the step."""
+        session: the worker's membership; clock: number of the step."""
         if self._receipts.get(worker) == (session, self.number):
             return None
         self._receipts[worker] = session, self.number

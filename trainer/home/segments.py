@@ -72,8 +72,8 @@ class LogSegment(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Log:
-    """The content of HOME/segments.
+class SegmentListing:
+    """The listing of HOME/segments.
 
     Attributes:
         segments: sorted by host and first byte.
@@ -88,7 +88,7 @@ class Log:
     names: tuple[str, ...] = ()
 
     @classmethod
-    def from_listing(cls, files: Mapping[str, int]) -> Log:
+    def from_listing(cls, files: Mapping[str, int]) -> SegmentListing:
         """Parse the listing of HOME/segments. files: sizes in bytes by name. Pure."""
         matches = [(match, size) for name, size in files.items() if (match := _SEGMENT.fullmatch(name))]
         segments = [LogSegment(match[1], int(match[2]), match[3], match[0], size) for match, size in matches]
@@ -117,9 +117,9 @@ class Log:
         return [part for part in self.segments if not part.source.isdecimal()]
 
 
-def look(home: Place) -> Log:
+def list_segments(home: Place) -> SegmentListing:
     """List HOME/segments. Costs one operation. Raises OSError."""
-    return Log.from_listing({entry.name: entry.bytes for entry in entries(home / SEGMENTS)})
+    return SegmentListing.from_listing({entry.name: entry.bytes for entry in entries(home / SEGMENTS)})
 
 
 def apply_segments(file: BinaryIO, parts: Iterable[tuple[int, bytes]]) -> None:
@@ -141,17 +141,17 @@ def apply_segments(file: BinaryIO, parts: Iterable[tuple[int, bytes]]) -> None:
             file.write(data)
 
 
-def write_whole_log(home: Place, file: str, log: Log, path: Path) -> int:
+def write_whole_log(home: Place, file: str, listing: SegmentListing, path: Path) -> int:
     """Write a log file as the leading hosts have copied it so far, and return its size in bytes.
 
     Costs one operation per segment; the home's file is in memory. Raises DataError if bytes are missing,
     FileNotFoundError if a segment was deleted after ``log`` was listed, and OSError.
 
-    file: metrics.jsonl or pushes.csv; log: a listing of HOME/segments; path: the local file, which is replaced."""
+    file: metrics.jsonl or pushes.csv; listing: of HOME/segments; path: the local file, which is replaced."""
     with path_in_errors(path), open(path, "w+b") as whole:
         with suppress(FileNotFoundError):
             whole.write((home / file).read_bytes())  # at once, because an earlier start may replace the file
-        parts = ((part.offset, (home / SEGMENTS / part.name).read_bytes()) for part in log.leader_segments(file))
+        parts = ((part.offset, (home / SEGMENTS / part.name).read_bytes()) for part in listing.leader_segments(file))
         try:
             apply_segments(whole, parts)
         except ValueError as error:
@@ -166,8 +166,8 @@ def begin_start(home: StorePlace, work: Path) -> Folders:
     # Two starts at the same time get different numbers, because their records differ.
     token = uuid4().hex.encode()
     while True:
-        log = look(home)
-        number = f"{log.last_start + 1:06d}"
+        listing = list_segments(home)
+        number = f"{listing.last_start + 1:06d}"
         if claim(home.store, str(home / SEGMENTS / f"{number}.begun"), token) == token:
             break
     return Folders(home, work, number, _write_whole_logs(home, work))
@@ -179,15 +179,15 @@ def _write_whole_logs(home: Place, work: Path) -> tuple[tuple[str, int], ...]:
     They include the bytes that an earlier start wrote before it noticed this one. Retried TRIES times while the segments
     change, because the earlier start may be merging them."""
     for _ in range(TRIES):
-        log = look(home)
+        listing = list_segments(home)
         try:
-            sizes = [(file, write_whole_log(home, file, log, work / file)) for file in APPENDED]
+            sizes = [(file, write_whole_log(home, file, listing, work / file)) for file in APPENDED]
             for file, size in sizes:
                 if not size:
                     (work / file).unlink()
             return tuple((file, size) for file, size in sizes if size)
         except (FileNotFoundError, DataError):
-            if look(home) == log:
+            if list_segments(home) == listing:
                 raise
     raise OSError(f"{home / SEGMENTS}: others change the segments all the time")
 
@@ -196,12 +196,12 @@ def void(home: Place) -> None:
     """Begin the run anew: all segments of earlier starts become void, even those that a frozen start writes later.
 
     Their numbers are not used again. Costs up to two operations. Raises OSError."""
-    log = look(home)
-    if log.last_start > log.last_settled_start:
-        write_whole(home / SEGMENTS / f"{log.last_start:06d}.settled", b"")
+    listing = list_segments(home)
+    if listing.last_start > listing.last_settled_start:
+        write_whole(home / SEGMENTS / f"{listing.last_start:06d}.settled", b"")
 
 
-def copy(folders: Folders, files: Sequence[str] = APPENDED) -> Log:
+def copy(folders: Folders, files: Sequence[str] = APPENDED) -> SegmentListing:
     """Copy all complete lines of the work folder's files to the home, and return the listing before the copy.
 
     Several processes of a host may copy at the same time. Costs one listing, and one write per file that has grown.
@@ -209,22 +209,22 @@ def copy(folders: Folders, files: Sequence[str] = APPENDED) -> Log:
     for tried in range(TRIES):
         # Processes that copied at the same moment would otherwise be in each other's way again.
         time.sleep(random.uniform(0, PAUSE_S) * tried)
-        log = look(folders.home)
-        if folders.leads and log.last_start > int(folders.source):
+        listing = list_segments(folders.home)
+        if folders.leads and listing.last_start > int(folders.source):
             raise SupersededError(f"{folders.home} is in use by a later start of the run; this one ends")
-        if all([_copy(folders, file, log) for file in files]):
-            return log
+        if all([_copy(folders, file, listing) for file in files]):
+            return listing
     raise OSError(f"{folders.home / SEGMENTS}: others write the same segments all the time")
 
 
-def _copy(folders: Folders, file: str, log: Log) -> bool:
+def _copy(folders: Folders, file: str, listing: SegmentListing) -> bool:
     """Copy the new lines of a file. Returns False if another process was first, which may have copied fewer lines."""
     path = folders.work / file
     home = folders.home
     assert isinstance(home, StorePlace)
     if not path.exists():
         return True
-    start = log.end(folders.source, file)
+    start = listing.end(folders.source, file)
     if start is None:
         start = dict(folders.begins).get(file, 0)
     with open(path, "rb") as lines:
@@ -236,31 +236,32 @@ def _copy(folders: Folders, file: str, log: Log) -> bool:
     return True
 
 
-def merge(folders: Folders, log: Log) -> None:
+def merge(folders: Folders, listing: SegmentListing) -> None:
     """Merge the smallest run of MERGED neighbours if this host has more than MOST segments of a file. Raises OSError.
 
-    Also deletes segments whose bytes are in others, which a kill during a merge leaves. A frozen start that wakes up
-    changes only its own segments. Only one process per host may merge at a time."""
+    With more than MOST it also deletes segments whose bytes are in others, which a kill during a merge leaves. Neighbours
+    of more than LARGEST bytes together are not merged. A frozen start that wakes up changes only its own segments. Only
+    one process per host may merge at a time."""
     home = folders.home
     for file in APPENDED:
         sequence: list[LogSegment] = []
-        doubled: list[LogSegment] = []  # their bytes are in earlier segments, so they can be deleted
+        redundant: list[LogSegment] = []  # their bytes are in earlier segments, so they can be deleted
         end = -1
-        for part in log.host_segments(folders.source, file):
-            (sequence if part.end > end else doubled).append(part)
+        for part in listing.host_segments(folders.source, file):
+            (sequence if part.end > end else redundant).append(part)
             end = max(end, part.end)
-        if len(sequence) + len(doubled) <= MOST:
+        if len(sequence) + len(redundant) <= MOST:
             continue
         if len(sequence) > MERGED:  # the window with the fewest bytes costs least to rewrite
             windows = [sequence[first : first + MERGED] for first in range(len(sequence) - MERGED + 1)]
-            some = min(windows, key=lambda window: window[-1].end - window[0].offset)
-            length = some[-1].end - some[0].offset
+            smallest = min(windows, key=lambda window: window[-1].end - window[0].offset)
+            length = smallest[-1].end - smallest[0].offset
             if length <= LARGEST:
                 with open(folders.work / file, "rb") as lines:
-                    lines.seek(some[0].offset)
-                    write_whole(home / SEGMENTS / some[0].name, lines.read(length))
-                doubled += some[1:]
-        for part in doubled:
+                    lines.seek(smallest[0].offset)
+                    write_whole(home / SEGMENTS / smallest[0].name, lines.read(length))
+                redundant += smallest[1:]
+        for part in redundant:
             (home / SEGMENTS / part.name).unlink(missing_ok=True)
 
 
@@ -290,11 +291,11 @@ def unread(home: Place, parts: Iterable[LogSegment], offsets: dict[str, int]) ->
         yield data[begin - part.offset :]
 
 
-def lines_of_others(home: Place, log: Log, offsets: dict[str, int]) -> Iterator[bytes]:
+def lines_of_others(home: Place, listing: SegmentListing, offsets: dict[str, int]) -> Iterator[bytes]:
     """Yield the new events of hosts that do not lead the run, as lines of metrics.jsonl. Raises OSError.
 
-    log: a listing of HOME/segments; offsets: per host the offset up to which its file was read, which is updated."""
-    for data in unread(home, [part for part in log.foreign_segments() if part.file == METRICS], offsets):
+    listing: of HOME/segments; offsets: per host the offset up to which its file was read, which is updated."""
+    for data in unread(home, [part for part in listing.foreign_segments() if part.file == METRICS], offsets):
         yield from data.splitlines(keepends=True)
 
 
@@ -302,15 +303,15 @@ def complete_log(folders: Folders) -> None:
     """Complete the home's log files at the end of the run and delete all segments.
 
     Raises SupersededError and OSError."""
-    log = copy(folders)
+    listing = copy(folders)
     for file in APPENDED:
         if (folders.work / file).exists():
             write_whole(folders.home / file, (folders.work / file).read_bytes())
     # The writes may have waited for the home longer than another host for the lease.
-    if look(folders.home).last_start > int(folders.source):
+    if list_segments(folders.home).last_start > int(folders.source):
         raise SupersededError(f"{folders.home} is in use by a later start of the run; this one ends")
     # The mark comes after the files and before the deletions, so that a kill in between loses nothing.
     mark = f"{folders.source}.settled"
     write_whole(folders.home / SEGMENTS / mark, b"")
-    for name in {*look(folders.home).names, *log.names} - {mark}:
+    for name in {*list_segments(folders.home).names, *listing.names} - {mark}:
         (folders.home / SEGMENTS / name).unlink(missing_ok=True)

@@ -19,7 +19,16 @@ from pipeline.core.atomic import path_in_errors
 from pipeline.core.errors import JobError
 from trainer.home.folders import Folders
 from trainer.home.place import Place, append_lines, write_whole
-from trainer.home.segments import Log, SupersededError, begin_start, complete_log, copy, lines_of_others, look, merge
+from trainer.home.segments import (
+    SegmentListing,
+    SupersededError,
+    begin_start,
+    complete_log,
+    copy,
+    lines_of_others,
+    list_segments,
+    merge,
+)
 from trainer.run_files import LOGS, METRICS, NEWS, TENSORBOARD
 
 COPY_S = 30.0
@@ -75,10 +84,10 @@ class WorkFolder:
         Raises SupersededError if a later start leads the run, OSError if the home cannot be reached."""
         if self.folders.is_local:
             return
-        log = copy(self.folders)
-        if self.folders.leads and self._append_foreign_events(log):
-            log = copy(self.folders)
-        merge(self.folders, log)
+        listing = copy(self.folders)
+        if self.folders.leads and self._append_foreign_events(listing):
+            listing = copy(self.folders)
+        merge(self.folders, listing)
 
     def settle(self) -> None:
         """Complete the home's metrics.jsonl and pushes.csv at the end of the run; only the leading host does this.
@@ -136,7 +145,7 @@ class WorkFolder:
         A host that does not lead copies only a log that has grown. The leading host copies in any case, because only
         that fetches other hosts' events and notices a later start."""
         if not self._is_reached:
-            look(self.folders.home)
+            list_segments(self.folders.home)
             self._is_reached = True
         if next_copy_time(self._last_copy, self._last_server_copy()) > time.monotonic():
             return  # server 0 has copied meanwhile
@@ -161,21 +170,23 @@ class WorkFolder:
         self._size = path.stat().st_size if path.exists() else 0
         return before != self._size
 
-    def _append_foreign_events(self, log: Log) -> bool:
+    def _append_foreign_events(self, listing: SegmentListing) -> bool:
         """Append the new events of other hosts to this host's log, and return whether there were any.
 
         The first call after a restart or an error reads again from the beginning, and skips the lines that the log
         already has.
-        log: the listing of the home's segments."""
+        listing: of the home's segments."""
         path = self.folders.work / METRICS
         if self._known_lines is None:
             self._known_lines = set()
-            if log.foreign_segments() and path.exists():
+            if listing.foreign_segments() and path.exists():
                 with open(path, "rb") as file:
                     self._known_lines.update(file)
         try:
             lines = [
-                line for line in lines_of_others(self.folders.home, log, self._offsets) if line not in self._known_lines
+                line
+                for line in lines_of_others(self.folders.home, listing, self._offsets)
+                if line not in self._known_lines
             ]
             if lines:
                 with path_in_errors(path):

@@ -392,7 +392,9 @@ class Supervisor:
 
 
 def _board(options: Options, folders: Folders) -> Any:
-    """Return a TensorBoard writer, with the log so far if the run's folder is local; None without --tensorboard."""
+    """Return a TensorBoard writer; None without --tensorboard.
+
+    If the run's folder is remote, the work folder has no board yet, so that the log so far is written to it first."""
     if not options.tensorboard:
         return None
     from trainer.report.tensorboard import TensorBoardWriter

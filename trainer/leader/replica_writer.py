@@ -24,7 +24,7 @@ class ReplicaWriter:
 
     Args:
         folders: of the run.
-        work: calls ``write`` in the background.
+        work: writes checkpoints in the background.
         by_rule: see ``prune``.
 
     Attributes:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainer.home.folders import Folders
 from trainer.home.place import BLOCK_BYTES, line_blocks
-from trainer.home.segments import look, unread
+from trainer.home.segments import list_segments, unread
 from trainer.run_files import METRICS
 from trainer.runlog.kinds.base import LogEvent
 from trainer.runlog.read import events_in, iter_events
@@ -50,14 +50,14 @@ class HomeTail:
 
     def new(self) -> Iterator[LogEvent]:
         """Yield the new events. Raises OSError."""
-        log = look(self.home)
+        listing = list_segments(self.home)
         if self._offsets is None:
             # After an error the next call continues with the first event that was not yielded.
             for event in islice(iter_events(self.home / METRICS), self._num_events, None):
                 self._num_events += 1
                 yield event
             self._offsets = {}
-        for data in unread(self.home, log.leader_segments(METRICS), self._offsets):
+        for data in unread(self.home, listing.leader_segments(METRICS), self._offsets):
             yield from events_in(data)
         yield from self.own.new()
 

@@ -10,19 +10,16 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path, PurePath
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO
 
 from pipeline.core.atomic import is_at
 from pipeline.core.errors import DataError, JobError, UsageError
-from pipeline.core.json_values import build, parse_object
 from pipeline.core.storage.uri import is_remote
 from trainer.checkpoints.decisions import STOP, SWITCH
 from trainer.checkpoints.generations import GENERATIONS
-from trainer.config import Config
-from trainer.coordination.cohorts import Cohort, Cohorts
 from trainer.home import segments
 from trainer.home.lease import leased
 from trainer.home.place import Place, is_file, listing, remove_empty, resolve_home, write_whole
@@ -46,9 +43,7 @@ from trainer.run_files import (
     TENSORBOARD,
     WORKERS,
 )
-
-if TYPE_CHECKING:
-    from trainer.data.shards import Shards  # loading it takes a second, which --help should not
+from trainer.runlog.run_record import RunRecord, SavedRun, has_stopped_early, is_finished, saved_run
 
 _FILE = "(" + "|".join(map(re.escape, (CONFIG, RESULT, METRICS, PUSHES, REPORT, MODEL, BEST, BEST_OF, WORKERS))) + ")"
 _DRAFT = rf"\.?{_FILE}(\.[0-9a-f]{{8}})?\.tmp"
@@ -75,99 +70,8 @@ class Start(Enum):
     """The kind of a start in a folder."""
 
     NEW = "new"
-    GO_ON = "go on"
+    RESUME = "resume"
     FINISHED = "finished"
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """The content of config.json.
-
-    Attributes:
-        config: the configuration.
-        num_workers, rows: workers and distinct training examples of the shards.
-        shards: digest of the shards' content.
-        simulated: settings of the virtual cluster, for virtual-time runs.
-        threads: threads per worker, for a run on a cluster; 0 otherwise.
-    """
-
-    config: Config
-    num_workers: int
-    rows: int
-    shards: str
-    simulated: dict[str, Any] | None = None
-    threads: int = 0
-
-    @classmethod
-    def from_config(cls, config: Config, shards: Shards) -> RunRecord:
-        return cls(config, config.num_workers(shards.num_workers), shards.rows, shards.digest)
-
-    @property
-    def cohorts(self) -> Cohorts:
-        """The cohorts of the run; a single one unless its workers or its mini-batch have changed."""
-        single = Cohorts((Cohort(self.num_workers, self.config.data.batch_size),))
-        return self.config.cohorts if self.config.cohorts.entries else single
-
-    @property
-    def steps(self) -> int:
-        """The clock at which the workers end."""
-        return self.config.steps_per_worker(self.rows)
-
-    @property
-    def mini_batches(self) -> int:
-        """The mini-batches per worker in the whole run."""
-        return self.config.mini_batches_per_worker(self.rows)
-
-    def essentials(self) -> dict[str, Any]:
-        """Return the values that a resumed run must not change, by name; the shards first, as they set the workers."""
-        # A resume may change the workers, and says so in the cohorts.
-        about = {"worker count": self.cohorts.first.workers, "shard digest": self.shards}
-        machines = {name: value for name, value in (self.simulated or {}).items() if name != "workers"}
-        virtual = {"virtual machines": machines} if self.simulated is not None else {}
-        return about | virtual | self.config.essentials()
-
-    def to_json(self) -> dict[str, Any]:
-        about = {"num_workers": self.num_workers, "rows": self.rows, "digest": self.shards}
-        virtual = {"simulated": self.simulated} if self.simulated is not None else {}
-        threads = {"threads": self.threads} if self.threads else {}
-        return {"config": self.config.to_json(), "shards": about} | virtual | threads
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> RunRecord:
-        """Parse a record. Raises KeyError, TypeError, ValueError or UsageError if it is not of this version."""
-        about = values["shards"]
-        config = Config.from_json(values["config"])
-        # ``build`` checks types, so that a damaged config.json is refused here with the name of the wrong value.
-        return build(
-            cls,
-            {
-                "config": config,
-                "num_workers": about["num_workers"],
-                "rows": about["rows"],
-                "shards": about["digest"],
-                "simulated": values.get("simulated"),
-                "threads": values.get("threads", 0),
-            },
-        )
-
-
-@dataclass(frozen=True)
-class SavedRun:
-    """The run in a folder, as its config.json describes it.
-
-    Attributes:
-        record: the content of config.json; None if there is none, or it is damaged.
-        error: the error about a damaged config.json; None if it is whole or missing.
-    """
-
-    record: RunRecord | None = None
-    error: DataError | None = None
-
-    def intact(self) -> RunRecord | None:
-        """Return the record; None if there is none. Raises DataError if it is damaged."""
-        if self.error:
-            raise self.error
-        return self.record
 
 
 def resolve_output(output: str) -> Path:
@@ -224,7 +128,7 @@ def unchecked(record: RunRecord, saved: SavedRun) -> RunRecord:
 
 
 @contextmanager
-def settled(
+def prepare_folder(
     output: Place,
     requested: RunRecord,
     *,
@@ -324,7 +228,7 @@ def decide(
     *,
     is_finished: bool,
     resume: bool,
-    has_stopped_early: bool = False,
+    has_stopped_early: bool,
 ) -> Start:
     """Return the kind of a start without --overwrite in a folder that holds results. Raises UsageError. Pure.
 
@@ -344,7 +248,7 @@ def decide(
             f"{output} holds a run that has not ended; --resume continues with it, --overwrite starts anew"
         )
     if not is_finished:
-        return Start.GO_ON
+        return Start.RESUME
     # Training beyond the requested length cannot be undone.
     if requested.steps < saved_record.steps:
         raise UsageError(
@@ -369,8 +273,8 @@ def decide(
             f" {requested.mini_batches} asked for, --overwrite starts anew"
         )
     # A decision to end the run counts for any length.
-    goes_on = other_patience if has_stopped_early else is_longer
-    return Start.GO_ON if goes_on else Start.FINISHED
+    resumes = other_patience if has_stopped_early else is_longer
+    return Start.RESUME if resumes else Start.FINISHED
 
 
 def _refuse_other(output: Place, saved_record: RunRecord, requested: RunRecord, resume: bool) -> None:
@@ -401,42 +305,3 @@ def _delete(output: Place, names: list[str], *, with_locks: bool = False) -> Non
     folders = {str(folder) for name in names for folder in PurePath(name).parents} - {"."}
     for folder in sorted(folders, reverse=True):
         remove_empty(output / folder)
-
-
-def read_record(output: Place) -> RunRecord:
-    """Read the record of the run in a folder. Raises OSError, and the errors of ``from_json`` if it is damaged."""
-    return RunRecord.from_json(parse_object((output / CONFIG).read_bytes()))
-
-
-def saved_run(output: Place, *, overwrite: bool = False) -> SavedRun:
-    """Read the record of the run in a folder, if there is one. Raises OSError.
-
-    overwrite: a run in the folder does not count, because it will be deleted."""
-    # Without a folder a start is refused later.
-    if overwrite or is_file(output):
-        return SavedRun()
-    try:
-        return SavedRun(read_record(output))
-    except (FileNotFoundError, NotADirectoryError):
-        return SavedRun()
-    except (ValueError, KeyError, TypeError, UsageError):
-        problem = f"{output / CONFIG} is damaged, or of another version; choose another --output, or --overwrite"
-        return SavedRun(error=DataError(problem))
-
-
-def is_finished(output: Place) -> bool:
-    """Return whether the run in a folder has finished."""
-    return bool(_result(output).get("cause") == "finished")
-
-
-def has_stopped_early(output: Place) -> bool:
-    """Return whether evaluations have ended the finished run in a folder early."""
-    return _result(output).get("early_stop") is not None
-
-
-def _result(output: Place) -> dict[str, Any]:
-    """Return the content of result.json; empty if it is missing, damaged or cannot be read."""
-    try:
-        return parse_object((output / RESULT).read_bytes())
-    except (OSError, ValueError):
-        return {}

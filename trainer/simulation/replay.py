@@ -31,7 +31,7 @@ from trainer.runlog.kinds.base import LogEvent
 from trainer.runlog.kinds.peers import GossipEvent, PoolEvent
 from trainer.runlog.kinds.run import StageEvent, StartEvent
 from trainer.runlog.read import iter_events, read_pushes, surviving_events
-from trainer.runlog.run_folder import read_record
+from trainer.runlog.run_record import read_record
 from trainer.simulation.compute import COMPUTES, Compute, facts_of
 from trainer.simulation.peers.history import PeerHistory
 from trainer.simulation.peers.replay import PeerReplay

@@ -39,7 +39,8 @@ from trainer.runlog.events import CLOCK
 from trainer.runlog.kinds.run import WarningEvent
 from trainer.runlog.read import iter_events
 from trainer.runlog.result import Result, read_result
-from trainer.runlog.run_folder import RunRecord, SavedRun, Start, resolve_output, saved_run, settled
+from trainer.runlog.run_folder import Start, prepare_folder, resolve_output
+from trainer.runlog.run_record import RunRecord, SavedRun, saved_run
 from trainer.sampling.shuffle import ShuffleSampler
 from trainer.simulation.compute import COMPUTES, Compute, facts_of
 from trainer.simulation.engine import Engine, describe_vectors
@@ -88,7 +89,7 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
         return record
 
     # Locks the folder, and decides whether the run is new, resumes or has ended already.
-    with settled(output, record, resume=options.resume, overwrite=options.overwrite, check=check) as start:
+    with prepare_folder(output, record, resume=options.resume, overwrite=options.overwrite, check=check) as start:
         if start is Start.FINISHED:
             return read_result(output)
         with (

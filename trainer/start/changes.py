@@ -12,7 +12,7 @@ from trainer.launch.workers_request import Requests
 from trainer.lifecycle.interruption import RunInterruptedError
 from trainer.options import Options
 from trainer.report.progress import LOGGER
-from trainer.runlog.run_folder import saved_run
+from trainer.runlog.run_record import saved_run
 
 T = TypeVar("T")
 

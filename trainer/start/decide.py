@@ -12,7 +12,7 @@ from trainer.exchange.all_reduce import adds_by_torch
 from trainer.home.place import Place
 from trainer.options import Options
 from trainer.regroup import confirm, describe_cohorts, regrouped
-from trainer.runlog.run_folder import SavedRun, saved_run
+from trainer.runlog.run_record import SavedRun, saved_run
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from trainer.leader.peer_members import check_view
 from trainer.lifecycle.ends import try_report
 from trainer.plan import check_shares
 from trainer.run_files import REPORT
-from trainer.runlog.run_folder import RunRecord, SavedRun, Start, has_stopped_early, settled
+from trainer.runlog.run_folder import Start, prepare_folder
+from trainer.runlog.run_record import RunRecord, SavedRun, has_stopped_early
 from trainer.start.decide import RunStart
 
 
@@ -42,7 +43,7 @@ def locked_start(
         start.confirm(saved)
         return check(record)
 
-    with settled(
+    with prepare_folder(
         context.home,
         RunRecord.from_config(config, context.shards),
         resume=options.resume,

@@ -12,7 +12,8 @@ from trainer.launch.supervisor import LEADER
 from trainer.launch.workers_request import Requests
 from trainer.report.metrics import RunMetrics
 from trainer.runlog.result import Result, read_result
-from trainer.runlog.run_folder import RunRecord, Start
+from trainer.runlog.run_folder import Start
+from trainer.runlog.run_record import RunRecord
 from trainer.start.decide import RunStart
 from trainer.start.folder import locked_start
 from trainer.transport.addresses import check_addresses
@@ -41,7 +42,7 @@ def train_here(start: RunStart, requests: Requests, metrics: RunMetrics | None) 
         return record
 
     leads = LEADER in roles
-    with locked_start(start, check_here) if leads else nullcontext(Start.GO_ON) as kind:
+    with locked_start(start, check_here) if leads else nullcontext(Start.RESUME) as kind:
         requests.meet()
         if kind is Start.FINISHED:
             return read_result(context.home)

@@ -85,7 +85,7 @@ def _status(pid: int) -> tuple[str, str]:
         return "", ""
 
 
-def task_folder(store: Store, path: str) -> None:
+def make_task_folder(store: Store, path: str) -> None:
     """Make the folder of a task inside its attempt.
 
     Raises JobError if the attempt no longer exists. A task can outlive a killed driver, and must not recreate a deleted
@@ -109,9 +109,9 @@ def task_folder(store: Store, path: str) -> None:
 def write_task_file(store: Store, folder: str, data: bytes) -> str:
     """Write a new file in a folder inside an attempt, which other tasks may read, and return its path.
 
-    The name is unique, so that repeated and speculative tasks do not collide. Raises JobError like ``task_folder``."""
+    The name is unique, so that repeated and speculative tasks do not collide. Raises JobError like ``make_task_folder``."""
     path = f"{folder}/{uuid.uuid4().hex}"
-    task_folder(store, folder)
+    make_task_folder(store, folder)
     store.write_new(path, data)
     return path
 

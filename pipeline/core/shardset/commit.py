@@ -129,7 +129,7 @@ def publish(
             ) from error
         raise
     try:
-        with_retries(attempt.finish)()  # before tidy: a run that replaces this set may now delete its files
+        with_retries(attempt.finish)()  # first, because a run that replaces this set may then delete its files
         with_retries(remove_leftovers)(attempt)
     except OSError as error:
         raise JobError(f"{output}: committed, but not tidied up: {error}; run it again") from error

@@ -114,4 +114,5 @@ def all_damage(shards: ShardSet, run: Run, checked: Collection[str] = ()) -> dic
 
 
 def first_damage(shards: ShardSet, run: Run) -> str | None:
+    """Return the line about the first damaged file, or None. Reads every file, as ``all_damage`` does."""
     return next(iter(all_damage(shards, run).values()), None)

@@ -131,7 +131,7 @@ def materialize_command(shards: ShardSet) -> str:
     return f"sharding materialize --assignment {shards.uri} --input {uri}{ids} --output {shards.uri}-shards"
 
 
-def with_rows(shards: ShardSet) -> ShardSet:
+def require_rows(shards: ShardSet) -> ShardSet:
     """Return the set itself. Raises DataError if it holds an assignment without shards."""
     if shards.manifest.assignment_only:
         raise DataError(

@@ -21,7 +21,8 @@ from trainer.home.place import Place
 from trainer.options import Options
 from trainer.plan import check_shares
 from trainer.regroup import regrouped
-from trainer.runlog.run_folder import SavedRun, read_record, resolve_output, saved_run
+from trainer.runlog.run_folder import resolve_output
+from trainer.runlog.run_record import SavedRun, read_record, saved_run
 from trainer.simulation.comparison.contenders import Contender
 from trainer.simulation.options import SimulationSettings
 from trainer.simulation.run import check_exchange, drawn_ratios, pinned_context, run_in, workers_rows_digest
