@@ -41,7 +41,7 @@ from tests.benchmarks.exchange_contenders import Group, list_groups
 from tests.benchmarks.exchange_figures import StepCost, cost_table, read_report, write_report
 from tests.benchmarks.exchange_peers import Times
 from tests.benchmarks.machine import describe_machine, list_versions, print_machine
-from trainer.launch.processes import FORK_SERVER
+from trainer.launch.fork_server import FORK_SERVER
 
 ELEMENTS = (270_000, 850_000, 11_000_000)
 WORKERS = (2, 4, 12)

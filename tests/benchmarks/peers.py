@@ -1,7 +1,7 @@
 """The processes that bench_transport measures: push-pull round trips with no computation between them.
 
 Every way moves the same elements and ends in the same update, that of ParameterSlice.apply. Each process is started by
-trainer.launch.processes.Child, as those of a run are. ``counts``: unsigned 64-bit [workers], round trips done."""
+trainer.launch.child.Child, as those of a run are. ``counts``: unsigned 64-bit [workers], round trips done."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ import psutil
 
 from tests.benchmarks.peers import RATE, Counts, made_up_slice
 from tests.benchmarks.ways import CLEAR, FLOOR_OF, IPC, LOCKED, MEMORY, PIPES, RAW, SMALL, TCP, WAYS, Case, Start
-from trainer.launch.processes import Child, context
+from trainer.launch.child import Child
+from trainer.launch.fork_server import context
 
 WARM_UP = 3  # round trips of every worker before the first moment
 PATIENCE_S = 120.0

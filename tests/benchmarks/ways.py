@@ -16,7 +16,8 @@ from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import write_model, write_state
 from trainer.config import Config, RunFacts, slice_bounds
 from trainer.home.folders import Folders
-from trainer.launch.processes import Child, context
+from trainer.launch.child import Child
+from trainer.launch.fork_server import context
 from trainer.run_files import CHECKPOINTS
 from trainer.server.endpoint import Endpoint
 from trainer.transport.addresses import local_addresses

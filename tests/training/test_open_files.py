@@ -24,7 +24,8 @@ CHILD = """
 import resource, sys
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 1024))
-from trainer.launch.processes import FORK_SERVER, Child
+from trainer.launch.fork_server import FORK_SERVER
+from trainer.launch.child import Child
 FORK_SERVER.ensure()  # of a program that started it with its own limit
 child = Child("child", Path(sys.argv[1]), "tests.training.test_open_files")
 while child.exit_code() is None:

@@ -26,7 +26,7 @@ from tests.support.trainer_runs import RunFolder, Training, helper, train_here, 
 from tests.support.trainer_sets import copy_of
 from trainer.__main__ import main
 from trainer.checkpoints.read import whole
-from trainer.launch.processes import FORK_SERVER
+from trainer.launch.fork_server import FORK_SERVER
 
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report")
 LONG = (*SLOW, "--steps", 100_000)  # ended by the test

@@ -27,9 +27,10 @@ from tests.support.trainer_runs import End, Training, helper, train_here, until
 from trainer.checkpoints.read import whole
 from trainer.context import RunContext
 from trainer.home.folders import Folders
-from trainer.launch import processes
+from trainer.launch import fork_server
+from trainer.launch.child import UNFINISHED, Child
+from trainer.launch.fork_server import FORK_SERVER, ProcessKilledError
 from trainer.launch.leaving import Patience
-from trainer.launch.processes import FORK_SERVER, Child, ProcessKilledError
 from trainer.launch.restarts import Restarts, pause_s
 from trainer.launch.run import prepare
 from trainer.protocols import PROTOCOLS
@@ -131,7 +132,7 @@ def test_a_preparation_survives_a_fork_server_killed_often(start: Start) -> None
     """More often than one process is tried at once."""
     run = start("--steps", 5)
     killed: set[int] = set()
-    while len(killed) < 2 * processes.STARTS + 2:
+    while len(killed) < 2 * fork_server.STARTS + 2:
         server = helper(run, "forkserver")
         if server.pid not in killed:
             with suppress(psutil.NoSuchProcess):
@@ -184,7 +185,7 @@ def test_a_role_that_cannot_be_forked_is_tried_again(
 @pytest.mark.parametrize(
     ("place", "error"),
     [
-        ("trainer.launch.processes.FORK_SERVER.ensure", OSError(errno.EAGAIN, "no process is free")),
+        ("trainer.launch.fork_server.FORK_SERVER.ensure", OSError(errno.EAGAIN, "no process is free")),
         ("multiprocessing.context.ForkServerContext.Pipe", OSError(errno.EMFILE, "no descriptor is free")),
         ("threading.Timer.start", RuntimeError("no thread is free")),
     ],
@@ -192,7 +193,7 @@ def test_a_role_that_cannot_be_forked_is_tried_again(
 def test_a_host_without_resources_starts_a_role_later(
     place: str, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "SETTLE_S", 0.0)
+    monkeypatch.setattr(fork_server, "SETTLE_S", 0.0)
     monkeypatch.setattr(FORK_SERVER, "ensure", lambda: None)
     monkeypatch.setattr(place, Mock(side_effect=error))
     before = psutil.Process().num_fds()
@@ -209,11 +210,11 @@ def test_a_frozen_fork_server_is_killed_and_another_one_started(
 
     def kill_once() -> None:
         """Whoever takes the frozen one's place may take long to import torch."""
-        monkeypatch.setattr(processes, "START_S", 120.0)
+        monkeypatch.setattr(fork_server, "START_S", 120.0)
         kill()
 
     monkeypatch.setattr(FORK_SERVER, "kill", kill_once)
-    monkeypatch.setattr(processes, "START_S", 2.0)
+    monkeypatch.setattr(fork_server, "START_S", 2.0)
     FORK_SERVER.ensure()
     FORK_SERVER.losses.clear()
     assert FORK_SERVER.pid
@@ -229,7 +230,7 @@ def test_an_exit_before_the_end_is_a_failure(tmp_path: Path) -> None:
     """Report a process as failed that a library ends with exit code 0 while a step computes."""
     child = Child("nobody", tmp_path / "log", "tests.support.leaving")
     child.join()
-    assert (child.exit_code(), child.cause()) == (processes.UNFINISHED, "exit code 0 before its work was done")
+    assert (child.exit_code(), child.cause()) == (UNFINISHED, "exit code 0 before its work was done")
     child.kill()
 
 

@@ -17,7 +17,7 @@ from tests.benchmarks.exchange_contenders import Contender, Group, list_groups
 from tests.benchmarks.exchange_figures import CLEAR, ONE_HOST, by_case, cheapest, read_report
 from tests.benchmarks.exchange_peers import CHUNK, SharedSums, Times, Vector, add_in_memory
 from trainer.exchange import EXCHANGES
-from trainer.launch.processes import FORK_SERVER
+from trainer.launch.fork_server import FORK_SERVER
 
 PNG = b"\x89PNG\r\n\x1a\n"
 KINDS = {  # the keys of a figure in the file of --json, with the types of their values

@@ -181,7 +181,7 @@ FILES_PRINT = {
     "pipeline/spark": {"package.py"},
     "pipeline/upkeep": {"clean.py", "contents.py", "verify.py"},
     "trainer/cluster": {"run.py"},
-    "trainer/launch": {"processes.py", "run.py"},
+    "trainer/launch": {"role_process.py", "run.py"},
     "trainer/lifecycle": {"ends.py"},
     "trainer/start": {"decide.py", "folder.py"},
     "trainer/simulation": {"replay.py", "run.py"},
@@ -191,7 +191,7 @@ FILES_PRINT = {
 # The files that use private members of a library, which has no public ones for that.
 ADAPTERS = {
     "argparse": {"pipeline/core/argparse_internals.py"},
-    "multiprocessing": {"trainer/launch/processes.py"},
+    "multiprocessing": {"trainer/launch/fork_server.py"},
     "py4j": {"pipeline/spark/jvm.py", "trainer/cluster/spark.py"},
 }
 INTERNALS = {

@@ -97,9 +97,7 @@ def test_the_fork_server_starts_though_tmpdir_is_long(tmp_path: Path, monkeypatc
     """A path of a Unix socket has 107 bytes at most."""
     folder = tmp_path / ("long" * 25)
     folder.mkdir()
-    code = (
-        "from trainer.launch.processes import FORK_SERVER as f; f.ensure(); f.end(); f.ensure(); print(f.pid); f.end()"
-    )
+    code = "from trainer.launch.fork_server import FORK_SERVER as f; f.ensure(); f.end(); f.ensure(); print(f.pid); f.end()"
     done = run_python(tmp_path, "-c", code, variables={"PYTHONPATH": str(PACKAGE.parent), "TMPDIR": str(folder)})
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 0

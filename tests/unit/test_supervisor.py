@@ -23,8 +23,8 @@ from trainer.config import RunFacts
 from trainer.home.folders import Folders
 from trainer.home.work import WorkFolder
 from trainer.launch import supervisor
+from trainer.launch.fork_server import cause_of
 from trainer.launch.overseer import Wanted
-from trainer.launch.processes import cause_of
 from trainer.launch.supervisor import Supervisor
 from trainer.options import Options, Role
 from trainer.transport.bodies.json_object import pack_json

@@ -27,9 +27,9 @@ from trainer.config import RunFacts
 from trainer.context import RunContext
 from trainer.home.segments import SupersededError
 from trainer.home.work import WorkFolder, working
+from trainer.launch.fork_server import FORK_SERVER
 from trainer.launch.open_files import check_limit, raise_limit
 from trainer.launch.overseer import Wanted
-from trainer.launch.processes import FORK_SERVER
 from trainer.launch.run import check, prepare, supervise
 from trainer.launch.supervisor import Supervisor
 from trainer.lifecycle.interruption import RunInterruptedError

@@ -17,9 +17,10 @@ from trainer.home.folders import Folders
 from trainer.home.place import Place
 from trainer.home.segments import SupersededError
 from trainer.home.work import WorkFolder
+from trainer.launch.child import UNKNOWN, Child
+from trainer.launch.fork_server import FORK_SERVER, ProcessKilledError
+from trainer.launch.fork_server import context as start_method
 from trainer.launch.overseer import Terminal
-from trainer.launch.processes import FORK_SERVER, UNKNOWN, Child, ProcessKilledError
-from trainer.launch.processes import context as start_method
 from trainer.launch.restarts import Restarts, pause_s
 from trainer.launch.supervisor import LEADER, POLL_S, Supervisor
 from trainer.launch.workers_request import Requests

@@ -18,12 +18,13 @@ from trainer.config import Config, RunFacts
 from trainer.home.folders import Folders
 from trainer.home.segments import SupersededError
 from trainer.home.work import WorkFolder
+from trainer.launch.child import Child
 from trainer.launch.control import Control
 from trainer.launch.disk_watch import DiskWatch
 from trainer.launch.end_watch import EndWatch
+from trainer.launch.fork_server import FORK_SERVER, ProcessKilledError
 from trainer.launch.leaving import wait_for_checkpoint, wait_for_leader
 from trainer.launch.overseer import Overseer, Terminal
-from trainer.launch.processes import FORK_SERVER, Child, ProcessKilledError
 from trainer.launch.restarts import Restarts, pause_s
 from trainer.launch.role_log import RoleLog
 from trainer.launch.role_progress import RoleProgress

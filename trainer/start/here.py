@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from trainer.home.work import working
+from trainer.launch.fork_server import FORK_SERVER
 from trainer.launch.open_files import check_limit, raise_limit
-from trainer.launch.processes import FORK_SERVER
 from trainer.launch.run import check, read_secret, run
 from trainer.launch.supervisor import LEADER
 from trainer.launch.workers_request import Requests

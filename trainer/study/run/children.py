@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline.core.import_path import child_variables, variables
-from trainer.launch import processes
+from trainer.launch.child import UNKNOWN, Child
+from trainer.launch.role_process import PULSE_S
 
 _STARTING = threading.Lock()  # held while a fork changes variables of this process for a moment
 
@@ -87,13 +88,13 @@ def run_forked(
     """
     log.unlink(missing_ok=True)
     with _STARTING, variables(env):
-        child = processes.Child(log.stem, log, module, task)
+        child = Child(log.stem, log, module, task)
     started(child.process)
     try:
         while (code := child.exit_code()) is None:
-            wait([child.sentinel], processes.PULSE_S)
+            wait([child.sentinel], PULSE_S)
             child.hangs(math.inf)  # reads the heartbeats, which would fill the connection
-        return -signal.SIGKILL if code == processes.UNKNOWN else code, child.cause()
+        return -signal.SIGKILL if code == UNKNOWN else code, child.cause()
     finally:
         child.kill()
         on_end(child.process)
