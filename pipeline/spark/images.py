@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from pipeline.assignment.chunks import pass_pieces, point_pieces
 from pipeline.core.arrays import Ints
-from pipeline.core.shardset.schema import record_schema
+from pipeline.core.shardset.schema import SPARK_TYPES, record_schema
 from pipeline.input.dataset import Block, Dataset, ranges
 from pipeline.input.records import record_batch
 
@@ -83,8 +83,7 @@ class Images:
                     for block in dataset.read(*pieces[piece]):
                         yield record_batch(schema, block)
 
-        types = {"int64": "long", "int32": "int", "float": "float", "binary": "binary"}
-        ddl = ", ".join(f"{field.name} {types[str(field.type)]}" for field in schema)
+        ddl = ", ".join(f"{field.name} {SPARK_TYPES[str(field.type)]}" for field in schema)
         table = spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(read, ddl)
         metadata = {key.decode(): value.decode() for key, value in schema.field("image").metadata.items()}
         return table.withMetadata("image", metadata)

@@ -243,4 +243,4 @@ class SimulatedNetwork(Generic[H]):
     def describe(self) -> str:
         """Return the state of all workers and of the leader."""
         hosts = [(host.worker, *host.describe()) for host in self.hosts.values()]
-        return f"{hosts}, {self.leader.status(self.now)}, view {self.leader.number} of {self.leader.members}"
+        return f"{hosts}, {self.leader.status(self.now)}, view {self.leader.number}"

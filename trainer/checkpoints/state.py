@@ -129,7 +129,8 @@ class EvaluationMark:
 def rank(accuracy: float | None, loss: float | None) -> tuple[float, float]:
     """Return the key by which evaluations are ordered; the best one has the greatest.
 
-    The highest accuracy is best, or the lowest loss without accuracy: real targets have none, and 0 in older logs."""
+    The highest accuracy is best. Without an accuracy, or with 0, the lowest loss is: real targets have no accuracy, or 0 in
+    older logs."""
     if accuracy:
         return accuracy, 0.0
     return 0.0, -loss if loss is not None and math.isfinite(loss) else -math.inf

@@ -271,7 +271,9 @@ class Coordinator:
         return Decision(order, snapshot)
 
     def _arrive(self, gradient: Gradient, measured: StepMeasurements) -> None:
-        """Queue a gradient that all servers hold to be summed. Ends the run as diverged if its loss is not finite."""
+        """Queue a gradient, which all servers hold, for an update. A loss that is not finite ends the run as diverged.
+
+        After the end of the run the gradient is not used, and its worker is let go on to its own end."""
         if self.finished:
             self.turns.await_turn(self.members[gradient.worker])
         elif abs(measured.loss) < float("inf"):
@@ -318,7 +320,9 @@ class Coordinator:
         return self.steps_of_push(entry[0].clock)
 
     def steps_of_push(self, clock: int) -> int:
-        """Return the number of a worker's steps, from a step on, that its next push has: none after a barrier."""
+        """Return how many steps of a worker, from a step on, its next push sums; none of them is after a barrier.
+
+        clock: number of that step."""
         return self.barriers.steps_before(clock, self.protocol.local_steps(clock))
 
     def _is_complete(self) -> bool:
@@ -407,7 +411,8 @@ class Coordinator:
 
         boundary: the number of the epoch that the order completes, or None."""
         is_last = self.finished or self.has_ended_stage
-        # The last checkpoint of the run or of a stage is tried again until it is whole, and an ended run writes it anew.
+        # The last checkpoint of the run or of a stage is tried again until it is whole. A start of a run that has ended
+        # writes it again.
         if is_last and boundary is None and self._snapshots.is_wanted:
             boundary = self.budget.whole_epochs
         if not self._snapshots.take_due(self.version, ends_epoch=boundary is not None, is_last=is_last):

@@ -207,10 +207,10 @@ class Supervisor:
     def _hang_of(self, role: Role, child: Child) -> str | None:
         """Return why a process must be killed, or None.
 
-        Of an exchange without servers, all workers wait for a frozen one, but neither for the evaluator nor for a worker
-        that has not joined yet, whose heartbeats can stop for seconds while CUDA is loaded."""
-        is_awaited = role.kind == "worker" and child.has_started
-        timeout_s = self.config.worker_timeout_s if is_awaited else self.config.heartbeat_timeout_s
+        The worker timeout is for workers that have joined, because others wait for them. It is neither for the evaluator
+        nor for a worker that has not joined yet, whose heartbeats can stop for seconds while CUDA is loaded."""
+        has_joined = role.kind == "worker" and child.has_started
+        timeout_s = self.config.worker_timeout_s if has_joined else self.config.heartbeat_timeout_s
         return child.hangs(timeout_s, self.config.processes.stall_timeout_s)
 
     def _keep_fork_server(self) -> None:

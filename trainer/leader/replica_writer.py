@@ -13,6 +13,7 @@ from trainer.leader.background import CallQueue
 from trainer.leader.durable_log import secure_log
 from trainer.leader.evaluator_news import EvaluatorNews
 from trainer.leader.peer_checkpoints import PeerCheckpoints, ReplicasAtVersion
+from trainer.leader.status import describe_not_finite
 from trainer.runlog.example_ledger import ExampleLedger
 
 MOST_WRITES = 2  # checkpoints that are written at a time
@@ -111,7 +112,7 @@ class ReplicaWriter:
         self._writing.discard(version)
         # The run cannot end without its final checkpoint; without another one it only rolls back further.
         if outcome is None:
-            self.not_finite = f"the parameters are no finite numbers at version {version}; lower --learning-rate"
+            self.not_finite = describe_not_finite(version)
         elif isinstance(outcome, str):
             self.trouble = outcome
             if replicas.state.final:

@@ -2,10 +2,11 @@
 
 Workers exchange among themselves and report completed rounds. The leader passes their reports to a coordinator of the
 exchange's protocol, so that log, epochs and checkpoints are as in a run with servers. Within a view it passes on a round
-only once all members have completed it, so that no worker can be lost with a model that the log alone has. When a worker is
-lost or started again, all workers leave their view. Once all have asked to join the next one, they begin with the model of
-the highest version, whose rounds are passed on then. If no worker has a model, if the one with this model is lost before
-the others have copied it, or if a snapshot that must be written is lost, they begin with the newest checkpoint."""
+only once all members have completed it. Otherwise the log could have a round whose model was lost with the only worker that
+had it. When a worker is lost or started again, all workers leave their view. Once all have asked to join the next one, they
+begin with the model of the highest version, whose rounds are passed on then. If no worker has a model, if the one with this
+model is lost before the others have copied it, or if a snapshot that must be written is lost, they begin with the newest
+checkpoint."""
 
 from __future__ import annotations
 
@@ -55,6 +56,22 @@ class JoinRequest:
     rounds: list[Round] = field(default_factory=list)
 
 
+@dataclass
+class OpenView:
+    """The present view.
+
+    Attributes:
+        message, body: what all members were sent.
+        members: their join requests, by worker.
+        completed: by worker, the number of rounds that it has completed.
+    """
+
+    message: PeerView
+    body: bytes
+    members: list[JoinRequest]
+    completed: list[int]
+
+
 class RoundsLeader(Leader):
     """The control plane of a run without servers.
 
@@ -66,7 +83,7 @@ class RoundsLeader(Leader):
     Attributes:
         number: of the newest view or Regroup. Each Regroup raises it to at least ``microseconds``, so that a later
             leader does not repeat it.
-        members: the join requests of the present view, by worker; None while workers ask to join the next one.
+        view: the present view; None while workers ask to join the next one.
     """
 
     def __init__(
@@ -91,12 +108,10 @@ class RoundsLeader(Leader):
         self.send = send
         self.num_servers = 1  # a worker writes the whole model
         self.number = 0
-        self.members: list[JoinRequest] | None = None
-        self.view: tuple[PeerView, bytes] | None = None
+        self.view: OpenView | None = None
         self.requests: dict[int, JoinRequest] = {}
         self.processes = ProcessTable()
         self._rounds: list[tuple[int, Round]] = []  # reported and not yet passed on, with their versions
-        self._completed: list[int] = []  # by member of the view, the number of rounds that it has completed
         self._orders: dict[int, int] = {}  # sequence number of the order for a snapshot, by version
         self._wish = 0
         self._is_wanted = False
@@ -109,7 +124,6 @@ class RoundsLeader(Leader):
         """Have all workers leave their view and ask to join the next one."""
         self._now = now
         self.number = max(self.number + 1, self.microseconds())
-        self.members = None
         self.view = None
         self.requests = {}
         if self.training:
@@ -138,8 +152,8 @@ class RoundsLeader(Leader):
             case PeerBeat():
                 answer = self.beat(message.worker, message.number, now)
             # An earlier view's rounds come again with the join requests.
-            case RoundReport(number=self.number) if self.members:
-                self._completed[message.worker] = message.version
+            case RoundReport(number=self.number) if self.view:
+                self.view.completed[message.worker] = message.version
                 self.report(message.version, unpack_rounds(last, self.facts.num_workers), now)
             case CopyReceipt():
                 if message.outcome not in set(WriteOutcome):
@@ -159,9 +173,9 @@ class RoundsLeader(Leader):
         if self._is_over():
             self.send(worker, RunEnd(self.number), b"")
             return
-        if self.members is not None:
-            if join.number == self.number and self.members[worker].process == join.process and self.view:
-                self.send(worker, *self.view)  # it was lost
+        if self.view:
+            if join.number == self.number and self.view.members[worker].process == join.process:
+                self.send(worker, self.view.message, self.view.body)  # it was lost
             else:
                 self.regroup(now)
             return
@@ -178,12 +192,12 @@ class RoundsLeader(Leader):
         """Note that a worker's process has ended or is silent, which makes its join request void."""
         self._now = now
         self.requests.pop(worker, None)
-        if self.members is not None:
+        if self.view:
             self.regroup(now)
 
     def link_lost(self, number: int, now: float) -> None:
         """Note that a connection between two workers broke. number: of the view, in which messages may be lost."""
-        if self.members is not None and number == self.number:
+        if self.view and number == self.number:
             self.regroup(now)
 
     def _open_view(self, now: float) -> None:
@@ -221,15 +235,14 @@ class RoundsLeader(Leader):
         assert self.training
         position = self.training.coordinator.budget.position
         version = position.version
-        self.members = [self.requests[worker] for worker in range(self.facts.num_workers)]
-        self._completed = [version] * len(self.members)
+        members = [self.requests[worker] for worker in range(self.facts.num_workers)]
         # Everything that a member needs to continue from this version, so that no worker reads a checkpoint's state.
         clocks = [self.training.coordinator.members[worker].clock for worker in range(self.facts.num_workers)]
         copies = [
             worker for worker, member in self.requests.items() if source is not None and member.version != version
         ]
         body: dict[str, Any] = {
-            "members": [{"process": member.process, **reach_of(member.introduction)} for member in self.members],
+            "members": [{"process": member.process, **reach_of(member.introduction)} for member in members],
             "source": source,
             "copies": sorted(copies),
             "accepted": position.accepted,
@@ -239,10 +252,11 @@ class RoundsLeader(Leader):
         }
         if self.training.gossip:
             body["gossip"] = self.training.gossip.rounds.memory
-        self.view = (PeerView(self.number, self.generation, version), pack_json(body))
+        message = PeerView(self.number, self.generation, version)
+        self.view = OpenView(message, pack_json(body), members, [version] * len(members))
         self._rounds = []
         for worker in range(self.facts.num_workers):
-            self.send(worker, *self.view)
+            self.send(worker, message, self.view.body)
 
     def _all_copies_are_held(self) -> bool:
         """Return whether each snapshot that is not written yet is held by a worker that has joined."""
@@ -269,7 +283,7 @@ class RoundsLeader(Leader):
         while self._rounds and self.training and not self.training.snapshots.is_full:
             version, each = self._rounds[0]
             # If the only worker that has completed it died, its log lines would be those of a lost model.
-            if self.members and version >= min(self._completed):
+            if self.view and version >= min(self.view.completed):
                 return
             coordinator = self.training.coordinator
             gossip = self.training.gossip
@@ -277,7 +291,7 @@ class RoundsLeader(Leader):
                 self._rounds = []
                 return
             del self._rounds[0]
-            if self.members is None:  # a report with a join request: the coordinator accepts it from members only
+            if not self.view:  # a report with a join request: the coordinator accepts it from members only
                 for worker in range(self.facts.num_workers):
                     coordinator.join(0, worker, self.number, now)
                 self._advance(self.training, now)
@@ -301,11 +315,12 @@ class RoundsLeader(Leader):
 
     def _request_write(self, version: int) -> None:
         """Tell a worker that has a copy of a snapshot to write it: it joined with one, or made one in a round since."""
-        if self.members is None or not self.view:
+        if not self.view:
             writers = [worker for worker, request in self.requests.items() if version in request.copies]
         else:
-            joined_at = self.view[0].version
-            writers = [w for w, member in enumerate(self.members) if version > joined_at or version in member.copies]
+            joined_at = self.view.message.version
+            members = enumerate(self.view.members)
+            writers = [worker for worker, member in members if version > joined_at or version in member.copies]
             # If no round is left, the model of every member is the last snapshot.
             writers = writers or [0]
         if writers:
@@ -349,11 +364,11 @@ class RoundsLeader(Leader):
         # Each of these messages may have been lost with a connection, and repeating it does no harm.
         for version in self._orders:
             self._request_write(version)
-        if self.members is None:
+        if not self.view:
             self._open_view(now)
         else:
             self._pass_on(now)
-        if not self.training or self.members is None or not self.view:
+        if not self.training or not self.view:
             return
         if self._is_over():
             for worker in range(self.facts.num_workers):
@@ -400,11 +415,11 @@ class RoundsLeader(Leader):
         if not self._is_wanted:
             self._is_wanted = True
             self._wish += 1
-        if self.members is not None:
+        if self.view:
             self.send(0, WantSnapshot(self.number, self._wish), b"")
 
     def _lose_silent(self, training: Training, now: float, timeout_s: float) -> None:
-        if self.members is None:
+        if not self.view:
             return
         for worker in training.coordinator.membership.silent(now, timeout_s):
             logger.warning(f"worker {worker} has sent no heartbeat for {timeout_s:g} s")
@@ -415,15 +430,15 @@ class RoundsLeader(Leader):
 
         The answer makes up for a Regroup, a view or a RunEnd that was lost. number: of the worker's view."""
         self._keep_ahead_of(number, now)
-        if self.training and self.members is not None:
+        if self.training and self.view:
             self.training.coordinator.alive(worker, self.number, now)
         if self._is_over():
             return RunEnd(self.number), b""
-        if self.members is None:
+        if not self.view:
             return (Regroup(self.number), b"") if number < self.number else None
-        if self.members[worker].process != self.processes.current[worker]:
+        if self.view.members[worker].process != self.processes.current[worker]:
             return Regroup(self.number), b""
-        return self.view if number < self.number else None
+        return (self.view.message, self.view.body) if number < self.number else None
 
     def _is_over(self) -> bool:
         return self.status(self._now).finished

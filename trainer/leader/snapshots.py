@@ -13,6 +13,7 @@ from trainer.checkpoints.write import WriteOutcome, write_state
 from trainer.home.place import Place
 from trainer.home.segments import SupersededError
 from trainer.leader.background import CallQueue
+from trainer.leader.status import describe_not_finite
 
 LEADER = -1  # beside the numbers of servers in ``missing``
 MOST = 2  # under way at a time: every server holds a copy of its slice for each
@@ -148,9 +149,7 @@ class Snapshots:
             return
         del self.under_way[sequence]
         if outcome is WriteOutcome.NOT_FINITE:
-            self.divergence = (
-                f"the parameters of server {server} are no finite numbers at version {version}; lower --learning-rate"
-            )
+            self.divergence = describe_not_finite(version, f"the parameters of server {server}")
         else:
             self._trouble = f"the checkpoint of version {version} was not written by server {server}, see its log"
             # The usual cause is a full disk. The run stands still without this checkpoint, which is tried again with more

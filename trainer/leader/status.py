@@ -67,6 +67,11 @@ def peer_status(
     return replace(status, remaining=remaining, alive=present, trained=trained, finished=finished, diverged=diverged)
 
 
+def describe_not_finite(version: int, subject: str = "the parameters") -> str:
+    """Return why a run has diverged whose parameters are not finite. subject: whose parameters."""
+    return f"{subject} are no finite numbers at version {version}; lower --learning-rate"
+
+
 def describe_divergence(progress: PeerProgress) -> str | None:
     """Return in words which loss is not finite, or None if none is."""
     bad = progress.diverged

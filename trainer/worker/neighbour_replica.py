@@ -242,7 +242,7 @@ class NeighbourReplica:
         self.phase = NeighbourPhase.COPYING
 
     def _use_grant(self, grant: RoundGrant, details: dict[str, Any]) -> None:
-        """Take over a grant, and begin the next round if it was missing."""
+        """Take over a grant, and begin the next round if the worker waited for it."""
         self._due = frozenset(details["due"])
         # Of the examples of others, only the last two rounds can be needed.
         if self.config.data.gossip:
@@ -261,8 +261,8 @@ class NeighbourReplica:
     def take(self, message: ModelCopy, bodies: tuple[Body, ...]) -> None:
         """Begin with a first model, of a checkpoint or another worker. Raises MalformedMessageError.
 
-        A worker's can arrive before the view of its membership, and is kept. One of an earlier membership can come even
-        later, from a source that was paused."""
+        A model from another worker can arrive before the view of its membership, and is kept until then. A model for an
+        earlier membership, from a source that was paused, is ignored."""
         if message.number > max(self.session, self._early[0].number if self._early else 0):
             self._early = (message, bodies)
         if self.phase is not NeighbourPhase.COPYING or message.number != self.session:

@@ -7,7 +7,7 @@ import math
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from pipeline.core.arrays import Ints
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import splitmix64
 from pipeline.core.json_values import fits, parse
-from pipeline.core.shardset.layout import MAX_IMAGE_BYTES, KeptColumn, Layout
+from pipeline.core.shardset.layout import MAX_IMAGE_BYTES, Dtype, KeptColumn, Layout
 from pipeline.core.storage.uri import is_remote
 
 NULL_WORD = 0x6E756C6C6E756C6C  # the hash of a missing value
@@ -146,7 +146,7 @@ def no_labels(rows: int) -> npt.NDArray[np.int32]:
 
 
 TARGET_COLUMN = "target"
-DTYPES = ("uint8", "float32")
+DTYPES = get_args(Dtype)
 
 
 def declared_metadata(schema: pa.Schema, column: str) -> dict[str, Any]:

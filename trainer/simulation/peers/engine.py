@@ -36,7 +36,7 @@ from trainer.leader.peer_checkpoints import (
 from trainer.leader.peer_log import NO_MODEL, log_links, log_newcomer
 from trainer.leader.peer_members import SEARCHED_ROUNDS
 from trainer.leader.restore import restore
-from trainer.leader.status import describe_divergence, peer_status
+from trainer.leader.status import describe_divergence, describe_not_finite, peer_status
 from trainer.plan import FLOAT_BYTES
 from trainer.rules import build_replica, replica_rate, weighted_batch, worker_rate
 from trainer.runlog.events import log_event
@@ -264,7 +264,8 @@ class PeerEngine:
             return
         # For a replay, which cannot know which messages came too late.
         before = self.unused.get(worker, set())
-        changed = [other for other, _ in links if (other in arrived) == (other in before)]
+        unused = {other for other, _ in links if other not in arrived}
+        changed = [other for other, _ in links if (other in unused) != (other in before)]
         log_links(self.root, worker, round, changed, self.unused)
         self._mix(worker, [(weight, arrived[other]) for other, weight in links if other in arrived])
         peer.inbox.pop(round, None)
@@ -316,11 +317,12 @@ class PeerEngine:
                 self.queue.put(arrival, other, PeerEventKind.ARRIVE, **details)
 
     def _copy(self, index: int, source: int | None = None) -> None:
-        """Send a model to a newcomer. source: the worker that sends its own; None for the spare one."""
+        """Send a newcomer its first model: from ``source``, or the spare one of Newcomer if ``source`` is None."""
         newcomer = self.newcomers.pop(index)
         model = newcomer.spare if source is None else self.peers[source].replica.values
         size = FLOAT_BYTES * self.facts.elements
-        # In the round before, which is not complete while a newcomer waits: a run that is resumed does not send it again.
+        # Counted in the round before, which is incomplete while a newcomer waits. A run that resumes from the next
+        # checkpoint does not send the model again.
         self.sent_in[newcomer.first - 1] += size
         arrival = self.latency_s + (self.now if source is None else self.peers[source].link.send(size, self.now))
         log_newcomer(self.root, index, newcomer.spare_from if source is None else source, newcomer.first)
@@ -556,5 +558,5 @@ class PeerEngine:
                 prune(self.checkpoints.root, by_rule=self.config.run.patience is not None)
                 self.has_snapshot = True
             if was_written is None:
-                self.divergence = f"the parameters are no finite numbers at version {version}; lower --learning-rate"
+                self.divergence = describe_not_finite(version)
                 return
