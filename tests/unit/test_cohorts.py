@@ -744,7 +744,7 @@ def test_damaged_cohorts_are_one_line(shards: str, tmp_path: Path) -> None:
     values = json.loads((output / "config.json").read_text())
     values["config"]["cohorts"]["entries"].pop()
     (output / "config.json").write_text(json.dumps(values))
-    with pytest.raises(DataError, match=r"config.json is damaged, or of another version"):
+    with pytest.raises(DataError, match=r"config.json is damaged, or of another version \(.+\); continue it with"):
         run(shards, output, RESUME, 5, steps=20)
 
 

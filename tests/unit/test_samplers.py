@@ -641,6 +641,14 @@ def test_a_configuration_keeps_its_sampler_when_saved(name: str) -> None:
     assert make_config(sampling=name, **{"example_table": "/t"} if words else {}).sampler == config.sampler
 
 
+@pytest.mark.parametrize("name", ["balanced", "representative", "data-aware"])
+def test_groups_under_their_first_name_are_read(name: str) -> None:
+    """Runs of 26 November 2026 have them in config.json."""
+    saved = make_config(sampling=name).to_json()
+    saved["sampler"]["group_by"] = saved["sampler"].pop("sampling_groups")
+    assert Config.from_json(saved).to_json() == make_config(sampling=name).to_json()
+
+
 def test_a_configuration_without_a_sampler_is_as_before() -> None:
     """Neither a saved configuration nor the identity of a run has changed for shuffle and bernoulli."""
     for name in ("shuffle", "bernoulli"):

@@ -421,7 +421,7 @@ class Config:
             # Configurations saved before there were other exchanges do not name theirs.
             exchange=from_json(EXCHANGES, "--exchange", values.get("exchange", {"name": ParameterServer.name})),
             processes=build(Processes, values["processes"]),
-            sampler=from_json(SAMPLERS, "--sampling", values.get("sampler", {"name": values["data"]["sampling"]})),
+            sampler=from_json(SAMPLERS, "--sampling", _sampler_values(values)),
             cohorts=Cohorts.from_json(values.get("cohorts", {})),
         )
 
@@ -439,3 +439,12 @@ class Config:
     def identity(self) -> str:
         """Return ``essentials`` as canonical JSON. A resume is exact only with a checkpoint of the same identity."""
         return json.dumps(self.essentials(), sort_keys=True)
+
+
+def _sampler_values(values: Mapping[str, Any]) -> Any:
+    """Return the values of a saved configuration's sampler, which ``from_json`` checks."""
+    sampler = values.get("sampler", {"name": values["data"]["sampling"]})
+    # The name of the field before 26 November 2026.
+    if isinstance(sampler, dict) and "group_by" in sampler:
+        return {"sampling_groups" if key == "group_by" else key: value for key, value in sampler.items()}
+    return sampler

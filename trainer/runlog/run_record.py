@@ -123,9 +123,13 @@ def saved_run(output: Place, *, overwrite: bool = False) -> SavedRun:
         return SavedRun(read_record(output))
     except (FileNotFoundError, NotADirectoryError):
         return SavedRun()
-    except (ValueError, KeyError, TypeError, UsageError):
-        problem = f"{output / CONFIG} is damaged, or of another version; choose another --output, or --overwrite"
-        return SavedRun(error=DataError(problem))
+    except (ValueError, KeyError, TypeError, UsageError) as error:
+        return SavedRun(
+            error=DataError(
+                f"{output / CONFIG} is damaged, or of another version ({error}); continue it with the version that wrote it,"
+                " or choose another --output, or --overwrite"
+            )
+        )
 
 
 def is_finished(output: Place) -> bool:

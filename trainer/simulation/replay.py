@@ -218,8 +218,9 @@ def _read_run(run: Place) -> ReplayedRun:
         threads = configs_by_version[-1][1].processes.threads
     except FileNotFoundError:
         raise DataError(f"{run} holds no run: {run / CONFIG} does not exist") from None
-    except (ValueError, KeyError, TypeError, IndexError, UsageError):
-        raise DataError(f"{run} is damaged, or of another version: its configuration cannot be read") from None
+    except (ValueError, KeyError, TypeError, IndexError, UsageError) as error:
+        problem = f"its configuration cannot be read ({error})"
+        raise DataError(f"{run} is damaged, or of another version: {problem}") from None
     if record.config.data.follow:
         raise UsageError(
             f"{run} followed a stream, whose order of rows a replay cannot reproduce; replay a run without --follow"
