@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.core.arrays import Ints
-from pipeline.core.errors import DataError
+from pipeline.core.errors import DataError, UsageError
 from pipeline.core.shardset.schema import broken_is_data_error
 from pipeline.core.storage.store import Store
 from pipeline.input.assignment_table import MOST_ROWS, whole_numbers
@@ -98,9 +98,13 @@ class LossLedger:
 
 
 def open_ledger(store: Store, uri: str) -> LossLedger:
-    """Open the ledger in a file, a folder or a pattern. Opens no file of it. Raises DataError if there is none."""
+    """Open the ledger in a file, a folder or a pattern. Opens no file of it.
+
+    Raises UsageError for the folder of a run, DataError if there is no ledger."""
     uri = store.resolve(uri)
     files = plain_files(store, match_paths(store, uri, flag=FLAG))
+    if any(file.name == "config.json" for file in files):
+        raise UsageError(f"{FLAG} {uri} is the folder of a run; give {uri}/examples, which has its losses")
     if not files:
         raise DataError(f"{uri} holds no example ledger; expected Parquet files with {ID}, {EPOCH} and {LOSS}")
     return LossLedger(store, uri, split_files(files), sum(file.bytes for file in files))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.assignment.groups import group_table
+from pipeline.core.errors import UsageError
 from pipeline.core.importance import Heuristic, Measure, blocks, importance, ranks, stripes
+from pipeline.core.storage.store import Store
+from pipeline.input.example_ledger import open_ledger
 from pipeline.strategies.importance import owners
 
 Losses = list[tuple[int, int, float]]  # row, epoch, loss
@@ -152,3 +156,10 @@ def test_unequal_workers_get_their_shares(heuristic: Heuristic) -> None:
     result = owners(table, np.arange(103), heuristic)
     assert (np.abs(np.bincount(result) - 103 * np.array([3, 1, 2]) / 6) < 1).all()
     assert (np.diff(result) >= 0).all() == (heuristic == "blocks")
+
+
+def test_the_folder_of_a_run_is_refused_with_its_ledger(tmp_path: Path) -> None:
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match=rf"is the folder of a run; give {tmp_path}/examples"):
+        open_ledger(Store(), str(tmp_path))
