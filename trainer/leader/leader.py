@@ -22,7 +22,7 @@ from trainer.leader.durable_log import secure_log
 from trainer.leader.early_stop import EvaluationWatch, log_early_stop
 from trainer.leader.evaluator_news import EvaluatorNews
 from trainer.leader.next_stage import SwitchWatch, log_stage, next_stage
-from trainer.leader.restore import restore
+from trainer.leader.restore import Restorer
 from trainer.leader.server_gossip import ServerGossip
 from trainer.leader.silence import PauseWatch
 from trainer.leader.snapshots import Snapshots
@@ -113,8 +113,7 @@ class Leader:
         self.evaluations = EvaluationWatch(config, self.checkpoints, look_s)
         self._switch = SwitchWatch(self.checkpoints, look_s)
         self._snapshot_at = 0.0  # when the last checkpoint began
-        self._left: int | None = None  # the version that a roll-back left, until it is logged
-        self._retry_cause: str | None = None  # the cause of a roll-back to repeat after an error of the file system
+        self._restorer = Restorer(config, folders, microseconds, by_rule=self.stages[0].by_rule)
         self._pauses = PauseWatch()
         self._news = EvaluatorNews(folders)
 
@@ -145,25 +144,16 @@ class Leader:
         if len(self.followers) < self.num_servers - 1:
             return
         if self.training:
-            self._left = self.training.coordinator.version
+            self._restorer.leave(self.training.coordinator.version)
             self.training = None
         if self.ledger:
             self.ledger.discard()
-        self._retry_cause = None
-        try:
-            # The clock is the lower bound, because a server 0 that died may have used a generation that is in no file.
-            at_least = max(self.generation + 1, self.microseconds())
-            restored = restore(self.config, self.folders, at_least, by_rule=self.stages[0].by_rule)
-        except OSError as error:
-            logger.warning(f"{self.checkpoints}: going back to a checkpoint is tried again: {error}")
-            self._retry_cause = cause
+        # A roll-back is logged before a hand-over, after which the next servers do not know what was left.
+        restored = self._restorer.begin_generation(self.generation, cause)
+        if restored is None:
             return
         self.version, self.generation, stop, self.ledger = restored
         state = read_state(self.checkpoints, self.version)
-        # Before a hand-over, after which the next servers do not know what was left.
-        if self._left is not None:
-            log_event(self.log, "rollback", from_version=self._left, to_version=self.version, cause=cause)
-            self._left = None
         before = self.stage.number
         self.stage = next_stage(self.config, self.stages, self.checkpoints, state, stop)
         # A run that ends with a checkpoint of the stage before needs no server of that stage: nothing is trained there.
@@ -320,8 +310,8 @@ class Leader:
         """Handle everything that is due by time: silent workers, checkpoints and log lines."""
         timeout_s = self.stage.config.worker_timeout_s
         is_silence_counted = self._pauses.tick(now, timeout_s)
-        if self._retry_cause is not None:
-            self.begin_generation(self._retry_cause)
+        if self._restorer.retry_cause is not None:
+            self.begin_generation(self._restorer.retry_cause)
         if self.training:
             if is_silence_counted:
                 self._lose_silent(self.training, now, timeout_s)

@@ -27,7 +27,7 @@ from trainer.leader.peer_members import PeerMembership, add_their_newcomers, sou
 from trainer.leader.peer_training import PeerTraining
 from trainer.leader.process_table import ProcessTable
 from trainer.leader.replica_writer import ReplicaWriter
-from trainer.leader.restore import restore
+from trainer.leader.restore import Restorer
 from trainer.leader.silence import PauseWatch
 from trainer.leader.status import peer_status
 from trainer.leader.worker_messages import FromWorker, SendToWorker, introduction_of
@@ -86,6 +86,7 @@ class NeighbourLeader:
         self.microseconds = microseconds
         self.writer = ReplicaWriter(folders, work or AtOnce(), by_rule=config.run.patience is not None)
         self.root = folders.checkpoints
+        # A look into a store costs requests.
         self.evaluations = EvaluationWatch(config, self.root, 0.0 if folders.is_local else FAR_LOOK_S)
         self.log = folders.work
         self.stage = build_stages(config, facts.num_workers, facts.rows)[0]
@@ -98,9 +99,8 @@ class NeighbourLeader:
         self.module: str | None = None
         self.training: PeerTraining | None = None
         self.ledger: ExampleLedger | None = None
-        self._snapshot_at = 0.0
-        self._retry_cause: str | None = None  # the cause of a roll-back to repeat after an error of the file system
-        self._version_before: int | None = None  # that a roll-back left, until it is logged
+        self._snapshot_at = 0.0  # when a snapshot was last asked for
+        self._restorer = Restorer(config, folders, microseconds)
         self._pauses = PauseWatch()
 
     # --- generations --------------------------------------------------------------------------------------------------
@@ -112,24 +112,16 @@ class NeighbourLeader:
 
         cause: why the run rolls back, for the log; unused at the start."""
         if self.training:
-            self._version_before = self.training.progress.version
+            self._restorer.leave(self.training.progress.version)
             self.training = None
         if self.ledger:
             self.ledger.discard()
         self.members = {}
-        self._retry_cause = None
-        try:
-            # The clock is the lower bound, because a server 0 that died may have used a generation that is in no file.
-            restored = restore(self.config, self.folders, max(self.generation + 1, self.microseconds()))
-        except OSError as error:
-            logger.warning(f"{self.root}: going back to a checkpoint is tried again: {error}")
-            self._retry_cause = cause
+        restored = self._restorer.begin_generation(self.generation, cause)
+        if restored is None:
             return
         version, self.generation, stop, self.ledger = restored
-        self.writer.generation = self.generation
-        if self._version_before is not None:
-            log_event(self.log, "rollback", from_version=self._version_before, to_version=version, cause=cause)
-            self._version_before = None
+        self.writer.generation = self.generation  # checkpoints that are still being written are void
         state = read_state(self.root, version)
         workers_with_model = sorted(PeerTimes.from_state(state).begun)
         log_event(self.log, "generation", generation=self.generation, version=version, models=workers_with_model)
@@ -413,8 +405,8 @@ class NeighbourLeader:
         """Handle everything that is due by time: silent workers, checkpoints, log lines, and messages to repeat."""
         timeout_s = self.config.worker_timeout_s
         is_silence_counted = self._pauses.tick(now, timeout_s)
-        if self._retry_cause is not None:
-            self.begin_generation(self._retry_cause)
+        if self._restorer.retry_cause is not None:
+            self.begin_generation(self._restorer.retry_cause)
         if self.training and self.evaluations.stops_early(now):
             self.training = None  # the updates after the decision are no roll-back, so nothing is logged as left
             # If the checkpoint of the decision is damaged, the run continues: every member must obey the next Regroup.

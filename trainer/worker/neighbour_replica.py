@@ -8,7 +8,6 @@ has neither sockets nor a clock, so that tests can deliver its messages in any o
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from enum import Enum
 from functools import partial
@@ -37,8 +36,8 @@ from trainer.worker.neighbour_links import NeighbourLinks, PeerEntry
 from trainer.worker.neighbour_models import NeighbourModels
 from trainer.worker.received_pools import ReceivedPools
 from trainer.worker.replica_links import Vector
+from trainer.worker.sent_models import FirstModel, SentModels
 
-KEPT_MESSAGES = 2  # a neighbour that lacks one can be at most one exchange behind
 MOST_COPIES = 2  # models for checkpoints that server 0 does not have; with more, the next step waits
 MOST_UNHEARD = 100_000  # rounds that a worker keeps for server 0 before it waits
 
@@ -58,7 +57,8 @@ class NeighbourPhase(Enum):
     TRAINED = "trained"
 
 
-HOLDS_FIRST = (NeighbourPhase.BLOCKED, NeighbourPhase.TURN, NeighbourPhase.TRAINED)  # the model of its present round
+# phases in which its model is the one with which its present round begins
+CAN_HAND_OVER = (NeighbourPhase.BLOCKED, NeighbourPhase.TURN, NeighbourPhase.TRAINED)
 
 
 class NeighbourReplica:
@@ -122,8 +122,7 @@ class NeighbourReplica:
         self._due: frozenset[int] = frozenset()  # versions of checkpoints by time
         self._partners: frozenset[int] = frozenset()  # workers with which it can have a link
         self._models = NeighbourModels()
-        self._last_sent: dict[int, deque[tuple[int, Vector]]] = {}  # the last models to each session, with their rounds
-        self._first_models: dict[int, tuple[int, int, Vector]] = {}  # first models: worker, round and values by session
+        self._sent_models = SentModels()
         self._early: tuple[ModelCopy, tuple[Body, ...]] | None = None  # a first model of a membership that is to begin
         self._unused: set[int] = set()  # neighbours that were left out of the last round that had a link to them
         # Rounds of this worker that server 0 has logged; -1 while it does not know the first model.
@@ -173,18 +172,17 @@ class NeighbourReplica:
         self.number = max(self.number, number)
         self.phase = NeighbourPhase.OUTSIDE
         self.session = 0
-        self.members = {}
         self._forget()
 
     def _forget(self) -> None:
         """Forget everything that belongs to a membership, except early messages."""
+        self.members = {}
         self.until = 0
         self.rounds = []
         self.copies = {}
         self._logged_rounds = -1
         self._models.forget_departed()
-        self._last_sent = {}
-        self._first_models = {}
+        self._sent_models = SentModels()
         self._due = frozenset()
         self._unused = set()
         # Server 0 may have other rounds of examples after a roll-back.
@@ -212,9 +210,8 @@ class NeighbourReplica:
         self.members = members
         # All that belongs to other sessions is void. A newcomer that has its model may be no partner any more.
         self._models.retain(sessions, view.number)
-        self._last_sent = {each: last for each, last in self._last_sent.items() if each in sessions}
         newcomers = {entry.session: worker for worker, entry in members.items() if entry.source == self.worker}
-        self._first_models = {each: model for each, model in self._first_models.items() if each in newcomers}
+        self._sent_models.retain(sessions, newcomers)
         partners = self._partners.union(newcomers.values())
         workers = range(self.facts.num_workers)
         present = [members.get(other) if other in partners else None for other in workers]
@@ -227,7 +224,6 @@ class NeighbourReplica:
     def _enter(self, own: PeerEntry, generation: int, details: dict[str, Any]) -> None:
         """Begin a membership, which waits for a first model. own: this worker's entry."""
         self._forget()
-        self.members = {}
         self.session = own.session
         self.generation = generation
         self.round = own.first
@@ -335,15 +331,15 @@ class NeighbourReplica:
             return
         model = from_body(body, self.facts.num_parameters)
         self._models.put(message.session, message.round, model)
-        self._first_models.pop(message.session, None)
+        self._sent_models.confirm_first(message.session)
         self._try_to_complete()
 
     def repeat(self) -> None:
         """Send the last models to all neighbours again, because a connection broke. Duplicates do no harm."""
-        for session, (worker, round, values) in self._first_models.items():
-            self.links.send(worker, ModelCopy(session, round), to_body(values), b"")
+        for first in self._sent_models.first_models():
+            self._post_first(first)
         for worker, entry in self.members.items():
-            for round, model in self._last_sent.get(entry.session, ()):
+            for round, model in self._sent_models.last_models(entry.session):
                 self._post(worker, round, model)
 
     def _hold(self) -> None:
@@ -355,14 +351,15 @@ class NeighbourReplica:
 
     def _hand_over(self) -> None:
         """Send this worker's model to newcomers that begin with the same round, if it is their source."""
-        if self.phase not in HOLDS_FIRST or self._logged_rounds < self._must_be_logged:
+        if self.phase not in CAN_HAND_OVER or self._logged_rounds < self._must_be_logged:
             return
         for worker, entry in self.members.items():
             is_due_now = entry.source == self.worker and entry.first == self.round
-            if is_due_now and entry.session not in self._first_models:
-                self._first_models[entry.session] = (worker, self.round, self.model.values)
+            if is_due_now and not self._sent_models.has_first(entry.session):
+                first = FirstModel(worker, entry.session, self.round, self.model.values)
+                self._sent_models.add_first(first)
                 self._sent_bytes += 4 * self.facts.elements
-                self.links.send(worker, ModelCopy(entry.session, self.round), to_body(self.model.values), b"")
+                self._post_first(first)
 
     def _begin(self) -> None:
         """Begin the present round if it is granted, or enter TRAINED after the last one.
@@ -390,12 +387,15 @@ class NeighbourReplica:
         for other, _ in self._neighbours(self.round):
             entry = self.members.get(other)
             if entry and entry.first <= self.round:
-                self._last_sent.setdefault(entry.session, deque(maxlen=KEPT_MESSAGES)).append((self.round, parameters))
+                self._sent_models.add(entry.session, self.round, parameters)
                 self._sent_bytes += parameters.nbytes
                 self._post(other, self.round, parameters)
 
     def _post(self, worker: int, round: int, parameters: Vector) -> None:
         self.links.send(worker, NeighbourModel(self.session, self.worker, round), to_body(parameters))
+
+    def _post_first(self, model: FirstModel) -> None:
+        self.links.send(model.worker, ModelCopy(model.session, model.round), to_body(model.values), b"")
 
     def _try_to_complete(self) -> None:
         """Complete the round if the models of all neighbours have arrived, and begin the next one."""
