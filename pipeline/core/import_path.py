@@ -48,17 +48,6 @@ def _name_hiding_file(kind: type[BaseException], error: BaseException, trace: Tr
         sys.__excepthook__(kind, error, trace)
 
 
-def main_folder() -> str | None:
-    """Return the folder that Python has put on the path for the running program, or None if it was removed.
-
-    It is the script's own folder, or the working folder."""
-    main = sys.modules["__main__"]
-    file = getattr(main, "__file__", None)
-    is_script = file and getattr(main, "__spec__", None) is None
-    folder = os.path.dirname(os.path.realpath(str(file))) if is_script else os.getcwd()
-    return folder if folder in map(os.path.abspath, sys.path) else None
-
-
 def child_variables() -> dict[str, str]:
     """Return the environment variables that give a child process exactly the module search path of this process."""
     folders = [os.path.abspath(entry) for entry in sys.path]

@@ -42,13 +42,16 @@ with spark_context() as context:
 
 
 SUBMITTED = """
-import helper
+import os, sys
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "added"))
+import added_helper, helper
 from pipeline.spark.session import spark_context
 for debug in (True, False):
     with spark_context(debug=debug) as context:
         log = context._jvm.org.apache.logging.log4j.LogManager.getLogger("org.apache.spark.TaskContextImpl")
         log.error(f"in a listener, debug={debug}")
         print("doubled", context.parallelize([1], 1).map(helper.double).collect())
+        print("tripled", context.parallelize([1], 1).map(added_helper.triple).collect())
 """
 
 
@@ -102,7 +105,8 @@ def test_letters_that_java_cannot_read_are_told(tmp_path: Path) -> None:
 def submission(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """Submit SUBMITTED in a working folder that has modules of the names that a task imports; return how it ends."""
     folder = tmp_path_factory.mktemp("submission")
-    (folder / "programs").mkdir()
+    (folder / "programs" / "added").mkdir(parents=True)
+    (folder / "programs" / "added" / "added_helper.py").write_text("def triple(value):\n    return 3 * value\n")
     (folder / "programs" / "helper.py").write_text("import numpy\ndef double(value):\n    return 2 * value\n")
     (folder / "programs" / "program.py").write_text(SUBMITTED)
     with contextlib.chdir(hide(folder, "pipeline", "numpy", "pyspark", "json")):
@@ -117,8 +121,8 @@ def test_sparks_log_of_a_killed_worker_is_shown_with_debug_only(submission: Ende
 
 
 def test_python_workers_import_nothing_from_the_working_folder(submission: Ended) -> None:
-    """But what lies beside the program is there for its tasks too."""
-    assert submission.out.count("doubled [2]") == 2
+    """But what lies beside the program, or in a folder that it has added to its path, is there for its tasks too."""
+    assert submission.out.count("doubled [2]") == submission.out.count("tripled [3]") == 2
 
 
 NAMELESS = """
