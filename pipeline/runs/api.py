@@ -26,7 +26,7 @@ from pipeline.runs import shard as sharding
 from pipeline.runs.lineage import lineage_events
 from pipeline.runs.program import cause
 from pipeline.runs.report import REPORT, REPORT_MODULE, load_modules, try_report
-from pipeline.runs.request import Request, preflight
+from pipeline.runs.request import Request, input_path, preflight
 from pipeline.runs.steps.run import ShardingResult
 from pipeline.runs.tables import tables_as_files
 from pipeline.spark.progress import PhaseLog
@@ -239,8 +239,8 @@ def _names(keep_columns: Sequence[str]) -> tuple[str, ...]:
 
 
 def _address(data: str | DataFrame, argument: str) -> str:
-    """Return the address of an input; a DataFrame is named after its argument."""
-    return f"{DATAFRAME}{argument}" if isinstance(data, DataFrame) else os.fspath(data)
+    """Return the address of an input; a DataFrame is named after its argument. Raises UsageError for other objects."""
+    return f"{DATAFRAME}{argument}" if isinstance(data, DataFrame) else input_path(data, argument)
 
 
 def _frames(**inputs: str | DataFrame | None) -> dict[str, DataFrame]:

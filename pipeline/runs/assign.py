@@ -25,7 +25,7 @@ from pipeline.input.dataset import Dataset
 from pipeline.input.read_options import ReadOptions
 from pipeline.output.assignment import SCHEMA, lines_of
 from pipeline.output.writer import ChunkJob
-from pipeline.runs.request import Request, resolve_places, with_bundles
+from pipeline.runs.request import Request, input_path, resolve_places, with_bundles
 from pipeline.runs.steps.bundle import check_bundles, place_rows
 from pipeline.runs.steps.inputs import check_num_workers, discover_inputs
 from pipeline.runs.steps.place import fitting_context
@@ -96,7 +96,7 @@ def assign(
     spec = spec if seed is None else replace(spec, seed=seed)
     folder = _scratch(context, store, scratch)
     request = Request(
-        input=_write_as_parquet(data, folder, image_column or "image") if isinstance(data, DataFrame) else data,
+        input=_address(data, folder, image_column or "image"),
         output=folder,
         num_workers=num_workers,
         read_options=ReadOptions(
@@ -149,6 +149,11 @@ def _scratch(context: SparkContext, store: Store, scratch: str | None) -> str:
         raise UsageError(f"scratch {folder} is not empty; name a folder of its own")
     store.makedirs(folder)
     return folder
+
+
+def _address(data: DataFrame | str, folder: str, image_column: str) -> str:
+    """Return the address of an input; the rows of a DataFrame are written to a folder first."""
+    return _write_as_parquet(data, folder, image_column) if isinstance(data, DataFrame) else input_path(data, "data")
 
 
 def _write_as_parquet(data: DataFrame, folder: str, image_column: str) -> str:

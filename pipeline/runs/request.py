@@ -304,3 +304,13 @@ def difference(committed: ShardSet, request: Request, strategy: Strategy) -> str
 def _value_text(value: object) -> str:
     """Return a value of a configuration as the user typed it: a flag such as --components holds 50 as 50.0."""
     return f"{value:.15g}" if isinstance(value, float) else str(value)
+
+
+def input_path(data: object, argument: str) -> str:
+    """Return an input that is no DataFrame of Spark as a text. Raises UsageError if it is no path either.
+
+    argument: its name, for the message."""
+    if not isinstance(data, str | os.PathLike):
+        kind = f"{type(data).__module__}.{type(data).__name__}"
+        raise UsageError(f"{argument} must be a path or a DataFrame of Spark, got {kind}; see spark.createDataFrame")
+    return os.fspath(data)

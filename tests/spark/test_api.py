@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -65,6 +67,21 @@ def test_a_name_is_the_strategy_with_its_defaults(spark: SparkSession, source: P
     with pytest.raises(DataError, match=r"has no manifest\.json"):
         pipeline.open_shards(str(tmp_path / "x"))
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"input": pd.DataFrame({"id": [0]})}, "input must be a path or a DataFrame of Spark, got pandas."),
+        (
+            {"input": "/x", "eval_input": 3},
+            "eval_input must be a path or a DataFrame of Spark, got builtins.int; see spark",
+        ),
+    ],
+)
+def test_an_input_that_is_no_table_of_spark_is_refused(values: dict[str, Any], line: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"^{re.escape(line)}"):
+        pipeline.shard(**values, output=str(tmp_path), strategy="random", num_workers=1)
 
 
 def test_an_error_of_a_task_is_of_its_own_kind() -> None:
