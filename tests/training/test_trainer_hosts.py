@@ -207,7 +207,7 @@ def test_a_host_stays_for_its_slice_of_the_last_checkpoint(tmp_path: Path) -> No
     for roles in ("worker:11", "server:1,worker:11"):
         options = Options(roles=parse_roles(roles), addresses=where, token_file=tmp_path / "token", quiet=True)
         supervisor = _supervisor(config, facts, options, tmp_path)
-        supervisor.ended_roles = {role for role in supervisor.roles if role.kind == "worker"}
+        supervisor.processes.ended_roles = {role for role in supervisor.roles if role.kind == "worker"}
         over.append(supervisor._is_over())
         supervisor.close()
     assert over == [True, False]
@@ -221,12 +221,12 @@ def test_a_hosts_cores_and_cards_go_to_its_own_workers(tmp_path: Path) -> None:
     assert supervisor.plan == plan(config, facts, workers_here=3)
     started: list[tuple[Any, ...]] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trainer.launch.supervisor.Child", lambda name, log, module, *given: started.append(given))
+        patch.setattr("trainer.launch.role_processes.Child", lambda name, log, module, *given: started.append(given))
         for role in roles[:3]:
-            supervisor._start(role)
+            supervisor.processes.start(role)
     threads = supervisor.plan.threads_per_worker
     assert [given[-3:] for given in started] == [(threads, place, supervisor.folders) for place in range(3)]
-    supervisor.children.clear()
+    supervisor.processes.children.clear()
     supervisor.close()
 
 

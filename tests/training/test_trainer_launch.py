@@ -177,7 +177,7 @@ def test_a_role_that_cannot_be_forked_is_tried_again(
             raise ProcessKilledError("worker-1 could not be started")
         return Child(name, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("trainer.launch.supervisor.Child", child)
+    monkeypatch.setattr("trainer.launch.role_processes.Child", child)
     run = train_here(shards, tmp_path / "run", *COMMON, "--steps", 5, "--protocol", "bsp")
     assert (run.result()["cause"], left) == ("finished", [0])
 

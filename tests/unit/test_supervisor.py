@@ -22,7 +22,7 @@ from tests.support.configs import make_config
 from trainer.config import RunFacts
 from trainer.home.folders import Folders
 from trainer.home.work import WorkFolder
-from trainer.launch import supervisor
+from trainer.launch import role_processes
 from trainer.launch.fork_server import cause_of
 from trainer.launch.overseer import Wanted
 from trainer.launch.supervisor import Supervisor
@@ -117,7 +117,7 @@ def test_a_worker_that_others_await_is_given_less_time(
     work, limits = WorkFolder(Folders.from_home(tmp_path)), []
     child: Any = SimpleNamespace(has_started=has_started, hangs=lambda heartbeat_s, stall_s: limits.append(heartbeat_s))
     host = Supervisor(config, RunFacts(1, 100, 10, 0), Options(), ["tcp://h:1"], SECRET, work, [Role("worker", 0)])
-    host._hang_of(Role(kind, 0), child)
+    host.processes._hang_of(Role(kind, 0), child)
     assert limits == [limit_s]
 
 
@@ -128,10 +128,10 @@ def test_a_fork_server_that_cannot_start_now_is_tried_again(tmp_path: Path, monk
         make_config("s", tmp_path), RunFacts(1, 100, 10, 0), Options(), ["tcp://h:1"], SECRET, work, roles
     )
     start = Mock(side_effect=[OSError("no process is free"), None])
-    monkeypatch.setattr(supervisor, "FORK_SERVER", SimpleNamespace(ensure=start, losses=[]))
+    monkeypatch.setattr(role_processes, "FORK_SERVER", SimpleNamespace(ensure=start, losses=[]))
     with closing(host):
         for _ in range(2):
-            host._keep_fork_server()
+            host.processes._keep_fork_server()
     assert start.call_count == 2
 
 
@@ -152,8 +152,8 @@ def test_a_status_that_comes_as_a_role_ends_is_shown(tmp_path: Path, monkeypatch
             playing.result(20)
             time.sleep(0.1)
 
-        monkeypatch.setattr(supervisor, "Child", lambda *_: EndedRole(have_the_last_word))
-        monkeypatch.setattr(supervisor, "FORK_SERVER", SimpleNamespace(ensure=lambda: None, losses=[]))
+        monkeypatch.setattr(role_processes, "Child", lambda *_: EndedRole(have_the_last_word))
+        monkeypatch.setattr(role_processes, "FORK_SERVER", SimpleNamespace(ensure=lambda: None, losses=[]))
         try:
             host.run()
         finally:

@@ -22,7 +22,8 @@ from trainer.launch.fork_server import FORK_SERVER, ProcessKilledError
 from trainer.launch.fork_server import context as start_method
 from trainer.launch.overseer import Terminal
 from trainer.launch.restarts import Restarts, pause_s
-from trainer.launch.supervisor import LEADER, POLL_S, Supervisor
+from trainer.launch.role_processes import POLL_S
+from trainer.launch.supervisor import LEADER, Supervisor
 from trainer.launch.workers_request import Requests
 from trainer.leader.next_stage import find_continuation
 from trainer.lifecycle.ends import conclude, log_end, log_start, one_line
