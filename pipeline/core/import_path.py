@@ -11,7 +11,9 @@ therefore imported from the folder in which it is installed."""
 from __future__ import annotations
 
 import os
+import site
 import sys
+import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.machinery import PathFinder
@@ -46,6 +48,23 @@ def _name_hiding_file(kind: type[BaseException], error: BaseException, trace: Tr
         print(f"error: {message}", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)
+
+
+def added_folders() -> list[str]:
+    """Return the folders of the module search path that the interpreter itself does not search.
+
+    The program's own folder is among them, and what PYTHONPATH or the program has added."""
+    own = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    own += [*site.getsitepackages(), site.getusersitepackages()]
+    # Python searches a zip file of the standard library too, whether there is one or not.
+    own.append(
+        os.path.join(sys.base_prefix, sys.platlibdir, f"python{sysconfig.get_config_var('py_version_nodot')}.zip")
+    )
+    return [
+        folder
+        for folder in map(os.path.abspath, sys.path)
+        if not any(Path(folder).is_relative_to(each) for each in own)
+    ]
 
 
 def child_variables() -> dict[str, str]:

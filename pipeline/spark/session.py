@@ -25,7 +25,7 @@ from pyspark.sql import SparkSession
 from pipeline.core.atomic import path_in_errors
 from pipeline.core.command_line import CONF
 from pipeline.core.errors import JobError, UsageError
-from pipeline.core.import_path import PATH, SAFE_PATH, child_variables
+from pipeline.core.import_path import PATH, SAFE_PATH, added_folders
 from pipeline.spark.jvm import accumulator_server, has_gateway, jvm_of, running_context, shipped_packages, start_jvm
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -256,9 +256,10 @@ def spark_context(
     conf.setIfMissing(f"spark.executorEnv.{SAFE_PATH}", "1")  # workers run with -m, which puts their folder first
     if local:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        # Tasks find what this program finds, such as a module in a folder that a notebook has added.
-        path = [str(PACKAGE.parent), *child_variables()[PATH].split(os.pathsep)]
-        conf.setExecutorEnv(PATH, os.pathsep.join(dict.fromkeys(path)))
+        # Tasks find the modules that this program finds, such as a module in a folder that a notebook has added. But the
+        # interpreter of tasks, which PYSPARK_PYTHON may name, has its own installed packages.
+        path = dict.fromkeys([str(PACKAGE.parent), *added_folders()])
+        conf.setExecutorEnv(PATH, os.pathsep.join(path))
         conf.setIfMissing("spark.python.daemon.module", PYTHON_WORKERS)
     with _interruptible():
         context = SparkContext(conf=conf)

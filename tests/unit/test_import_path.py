@@ -65,6 +65,18 @@ def test_a_child_has_the_path_of_its_parent_alone(tmp_path: Path) -> None:
     assert done.stdout.strip() == str(PACKAGE), done.stderr
 
 
+def test_folders_that_a_program_adds_are_told_apart(tmp_path: Path) -> None:
+    """Tasks may have another interpreter, which has its own packages."""
+    code = (
+        "import sys; sys.path.insert(0, 'added'); from pipeline.core.import_path import added_folders;"
+        " print(*added_folders(), sep='\\n')"
+    )
+    done = run_python(tmp_path, "-P", "-c", code, variables={"PYTHONPATH": f"{PACKAGE.parent}:{tmp_path}/of-variable"})
+    folders = done.stdout.splitlines()
+    assert folders[:3] == [f"{tmp_path}/added", str(PACKAGE.parent), f"{tmp_path}/of-variable"]
+    assert not [folder for folder in folders if "site-packages" in folder or folder.endswith(".zip")]
+
+
 def test_the_environment_is_as_before_once_it_was_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "before")
     monkeypatch.delenv(SAFE_PATH, raising=False)
