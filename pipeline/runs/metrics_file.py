@@ -84,13 +84,14 @@ def recorded(path: Path | None, labels: dict[str, str], record: JobRecord) -> It
         labels: identity of the job, the same for each of its runs.
         record: the outcome, which the block fills, except for the exit code of an error.
     """
-    start, begin = time.time(), time.monotonic()
+    start = time.time()
+    begin = time.monotonic()  # a duration must not change with the time of day
 
     def write() -> None:
         if path is None:
             return
         try:
-            write_metrics(path, labels, record, start, time.monotonic() - begin)
+            write_metrics(path, labels, record, start, time.time(), time.monotonic() - begin)
         except (OSError, ValueError, JobError) as error:
             console.say("sharding.metrics", f"warning: --metrics-file {path}: {error}", level="warning")
 
@@ -104,13 +105,14 @@ def recorded(path: Path | None, labels: dict[str, str], record: JobRecord) -> It
         write()
 
 
-def write_metrics(path: Path, labels: dict[str, str], record: JobRecord, start: float, duration: float) -> None:
+def write_metrics(
+    path: Path, labels: dict[str, str], record: JobRecord, start: float, end: float, duration: float
+) -> None:
     """Replace the file of a job's metrics, atomically. Raises OSError.
 
-    start: seconds since 1970; duration: in seconds."""
+    start, end: seconds since 1970; duration: seconds."""
     from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
-    end = start + duration
     registry = CollectorRegistry()
 
     def add(name: str, text: str, value: float) -> None:

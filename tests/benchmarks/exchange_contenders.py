@@ -39,7 +39,7 @@ from trainer.exchange.matcha import MATCHA
 from trainer.exchange.parameter_server import ParameterServer
 from trainer.home.folders import Folders
 from trainer.launch.fork_server import context
-from trainer.launch.role_process import keep_freed_memory
+from trainer.launch.role_main import keep_freed_memory
 from trainer.protocols.bsp import BSP
 from trainer.rules import build_slice
 from trainer.server.endpoint import Endpoint

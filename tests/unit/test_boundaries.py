@@ -181,7 +181,7 @@ FILES_PRINT = {
     "pipeline/spark": {"package.py"},
     "pipeline/upkeep": {"clean.py", "contents.py", "verify.py"},
     "trainer/cluster": {"run.py"},
-    "trainer/launch": {"role_process.py", "run.py"},
+    "trainer/launch": {"role_main.py", "run.py"},
     "trainer/lifecycle": {"ends.py"},
     "trainer/start": {"decide.py", "folder.py"},
     "trainer/simulation": {"replay.py", "run.py"},

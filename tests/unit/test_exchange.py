@@ -24,7 +24,7 @@ from trainer.data.rows import Rows
 from trainer.exchange import EXCHANGES
 from trainer.exchange.all_reduce import AllReduce
 from trainer.flags import build_parser, config_of
-from trainer.launch.role_process import PULSE_S
+from trainer.launch.role_main import PULSE_S
 from trainer.launch.role_processes import POLL_S
 from trainer.models.base import ModelInput
 from trainer.models.build import NetworkAndTask, build

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,9 +39,9 @@ def metrics_of(path: Path, labels: Mapping[str, str] = LABELS) -> dict[str, floa
 
 def test_a_set_and_its_phases(tmp_path: Path) -> None:
     path = tmp_path / "job.prom"
-    write_metrics(path, LABELS, JobRecord({"scan": 1.5, "write": 2.0}, SHARDS, fresh=True), 100.0, 4.5)
+    write_metrics(path, LABELS, JobRecord({"scan": 1.5, "write": 2.0}, SHARDS, fresh=True), 100.0, 104.5, 4.4)
     assert metrics_of(path) == {
-        "exit_code": 0, "start_timestamp_seconds": 100, "end_timestamp_seconds": 104.5, "duration_seconds": 4.5,
+        "exit_code": 0, "start_timestamp_seconds": 100, "end_timestamp_seconds": 104.5, "duration_seconds": 4.4,
         "last_success_timestamp_seconds": 104.5, "phase_seconds scan": 1.5, "phase_seconds write": 2, "committed": 1,
         "rows": 600, "copies": 2, "workers": 3, "written_bytes": 42, "input_bytes": 1000, "manifest_version": 4,
     }  # fmt: skip
@@ -73,9 +74,9 @@ def test_a_stream_writes_its_set_after_each_generation(tmp_path: Path) -> None:
 
 def test_a_failure_keeps_the_time_of_the_last_success(tmp_path: Path) -> None:
     path = tmp_path / "job.prom"
-    write_metrics(path, LABELS, JobRecord({}, SHARDS), 100.0, 4.0)
+    write_metrics(path, LABELS, JobRecord({}, SHARDS), 100.0, 104.0, 4.0)
     for start in (200.0, 300.0):
-        write_metrics(path, LABELS, JobRecord({"scan": 1.0}, exit_code=3), start, 1.0)
+        write_metrics(path, LABELS, JobRecord({"scan": 1.0}, exit_code=3), start, start + 1, 1.0)
     found = metrics_of(path)
     assert (found["exit_code"], found["last_success_timestamp_seconds"]) == (3, 104)
     assert "rows" not in found
@@ -84,8 +85,17 @@ def test_a_failure_keeps_the_time_of_the_last_success(tmp_path: Path) -> None:
 def test_a_file_of_another_program_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "job.prom"
     path.write_text("{ no metrics")
-    write_metrics(path, LABELS, JobRecord({}, exit_code=1), 1.0, 1.0)
+    write_metrics(path, LABELS, JobRecord({}, exit_code=1), 1.0, 2.0, 1.0)
     assert "last_success_timestamp_seconds" not in metrics_of(path)
+
+
+def test_a_duration_does_not_change_with_the_time_of_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "job.prom"
+    with recorded(path, LABELS, JobRecord({})):
+        monkeypatch.setattr(time, "time", lambda: 1000.0)  # the clock was years ahead
+    values = metrics_of(path)
+    assert 0 <= values["duration_seconds"] < 60
+    assert values["end_timestamp_seconds"] == values["last_success_timestamp_seconds"] == 1000.0
 
 
 def test_a_job_ends_as_it_does_without_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -273,7 +273,7 @@ class Coordinator:
     def _arrive(self, gradient: Gradient, measured: StepMeasurements) -> None:
         """Queue a gradient, which all servers hold, for an update. A loss that is not finite ends the run as diverged.
 
-        After the end of the run the gradient is not used, and its worker is let go on to its own end."""
+        After the end of the run the gradient is not used, and its worker is told when it may end."""
         if self.finished:
             self.turns.await_turn(self.members[gradient.worker])
         elif abs(measured.loss) < float("inf"):

@@ -38,8 +38,8 @@ LOOK_S = 2.0
 FREE: dict[str, Any] = {"free": True}
 
 
-def clock_with_suspension() -> float:
-    """Return seconds of a clock that goes on while the machine is suspended, which ``time.monotonic`` does not."""
+def boot_clock() -> float:
+    """Return the seconds since the start of the machine; unlike ``time.monotonic``, with the time it was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
@@ -100,7 +100,7 @@ class Lease:
         number: the last number that this process took, 0 while it does not hold the lease.
     """
 
-    def __init__(self, folder: StorePlace, clock: Callable[[], float] = clock_with_suspension) -> None:
+    def __init__(self, folder: StorePlace, clock: Callable[[], float] = boot_clock) -> None:
         self.folder = folder
         self.clock = clock
         self.number = 0

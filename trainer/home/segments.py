@@ -145,7 +145,7 @@ def write_whole_log(home: Place, file: str, listing: SegmentListing, path: Path)
     """Write a log file as the leading hosts have copied it so far, and return its size in bytes.
 
     Costs one operation per segment; the home's file is in memory. Raises DataError if bytes are missing,
-    FileNotFoundError if a segment was deleted after ``log`` was listed, and OSError.
+    FileNotFoundError if a segment was deleted after the listing, and OSError.
 
     file: metrics.jsonl or pushes.csv; listing: of HOME/segments; path: the local file, which is replaced."""
     with path_in_errors(path), open(path, "w+b") as whole:

@@ -191,7 +191,7 @@ class WorkFolder:
             if lines:
                 with path_in_errors(path):
                     append_lines(path, b"".join(lines))
-            self._known_lines = set()  # the offsets tell from now on
+            self._known_lines = set()  # from now on the offsets say which lines are new
         except OSError:
             # The next call reads everything again, because these lines are not all in the log.
             self._known_lines = None

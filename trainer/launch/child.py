@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.launch.fork_server import cause_of, start_process
-from trainer.launch.role_process import EXIT, PULSE_S, Pulse
+from trainer.launch.role_main import EXIT, PULSE_S, Pulse
 
 KILL_S = 10.0  # a process that survives its SIGKILL for longer hangs in the kernel and is abandoned
 UNKNOWN = 255  # multiprocessing's exit code if the fork server, which alone knows the real one, is gone

@@ -20,7 +20,7 @@ from typing import Any
 
 from pipeline.core.errors import JobError
 from pipeline.core.import_path import handed_on
-from trainer.launch.role_process import run_role
+from trainer.launch.role_main import run_role
 
 START_S = 120.0  # if a fork takes longer, the fork server is frozen
 STARTS = 5  # attempts to fork a process, without pauses

@@ -54,6 +54,7 @@ class RoleProcesses:
         folders: Folders,
         addresses: Sequence[str],
         secret: Secret,
+        *,
         listeners: Mapping[int, socket] | None,
         workers: Sequence[int],
         threads: int,

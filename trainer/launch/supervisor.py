@@ -91,11 +91,11 @@ class Supervisor:
             self.folders,
             addresses,
             secret,
-            listeners,
-            self.workers,
-            self.plan.threads_per_worker,
-            self.overseer.message,
-            self.control.tell,
+            listeners=listeners,
+            workers=self.workers,
+            threads=self.plan.threads_per_worker,
+            message=self.overseer.message,
+            tell=self.control.tell,
         )
         self.board = _board(options, self.folders)
         self.metrics = metrics
@@ -231,8 +231,9 @@ class Supervisor:
             case RollbackEvent() if LEADER in self.roles:
                 progress = self.processes.progress
                 progress.reach(event.from_version)
-                about = progress.furthest, event.cause or "-", self.events.path
-                self.processes.count_failure("the run went back to a checkpoint", *about)
+                self.processes.count_failure(
+                    "the run went back to a checkpoint", progress.furthest, event.cause or "-", self.events.path
+                )
         if self.board:
             self.board.add(event)
         if self.metrics:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from pipeline.core.import_path import child_variables, variables
 from trainer.launch.child import UNKNOWN, Child
-from trainer.launch.role_process import PULSE_S
+from trainer.launch.role_main import PULSE_S
 
 _STARTING = threading.Lock()  # held while a fork changes variables of this process for a moment
 
