@@ -104,7 +104,9 @@ def open_ledger(store: Store, uri: str) -> LossLedger:
     uri = store.resolve(uri)
     files = plain_files(store, match_paths(store, uri, flag=FLAG))
     if any(file.name == "config.json" for file in files):
-        raise UsageError(f"{FLAG} {uri} is the folder of a run; give {uri}/examples, which has its losses")
+        raise UsageError(
+            f"{FLAG} {uri} is the folder of a run; give {uri}/examples, which it has if it was trained with {FLAG}"
+        )
     if not files:
         raise DataError(f"{uri} holds no example ledger; expected Parquet files with {ID}, {EPOCH} and {LOSS}")
     return LossLedger(store, uri, split_files(files), sum(file.bytes for file in files))
