@@ -74,7 +74,7 @@ def campaign(where: str, kills: int, steps: int, seed: int) -> None:
         print(f"{done} executors killed; hosts were started again {lost} times", flush=True)
         assert done == kills, f"the run was over after {done} kills: give more --steps"
         np.testing.assert_array_equal(vector(output), task.vector)
-        until(lambda: not training_processes(cluster), "every process ends", 60)
+        until(lambda: not training_processes(cluster), "every process ends")
 
 
 def made(hdfs: Hdfs, folder: Path, steps: int) -> Task:

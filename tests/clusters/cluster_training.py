@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,20 +64,21 @@ def checkpoints(output: str) -> list[int]:
 
 
 class Job:
-    """jobs/train.py on a cluster."""
+    """jobs/train.py on a cluster. logs: returns the output of its processes elsewhere, for failures."""
 
-    def __init__(self, process: psutil.Popen, text: Path, output: str) -> None:
-        self.process, self.text, self.output = process, text, output
+    def __init__(self, process: psutil.Popen, text: Path, output: str, logs: Callable[[], str] = str) -> None:
+        self.process, self.text, self.output, self.logs = process, text, output, logs
 
     def said(self) -> str:
-        return self.text.read_text(errors="replace")
+        return self.text.read_text(errors="replace") + self.logs()
 
     def wait_for_checkpoint(self, version: int = 1) -> None:
         """Until there is one of an update."""
         until(
             lambda: max(checkpoints(self.output), default=0) >= version or self.process.poll() is not None,
             f"a checkpoint of version {version}",
-            120,
+            300,  # a busy machine starts a driver, its executors and their processes in between
+            self.said,
         )
         assert self.process.poll() is None, self.said()
 
@@ -95,16 +96,23 @@ class Job:
 
 @contextmanager
 def job(
-    task: Task, output: str, text: Path, *flags: object, conf: dict[str, str], env: dict[str, str], **where: Any
+    task: Task,
+    output: str,
+    text: Path,
+    *flags: object,
+    conf: dict[str, str],
+    env: dict[str, str],
+    logs: Callable[[], str] = str,
+    **where: Any,
 ) -> Iterator[Job]:
-    """where: what else start_submit takes."""
+    """logs: see Job. where: the other arguments of start_submit."""
     arguments = ("--shards", task.shards, "--output", output, "--hosts", HOSTS, *task.flags, *flags)
     with open(text, "wb") as log:
         process = start_submit(
             ROOT / "jobs" / "train.py", *arguments, conf=conf, env={**QUIET, **env}, output=log, **where
         )
     try:
-        yield Job(process, text, output)
+        yield Job(process, text, output, logs)
     finally:
         end_tree([process])
 

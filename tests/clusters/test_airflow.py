@@ -185,7 +185,7 @@ def days(first: Installation, hdfs: Hdfs, tmp_path_factory: pytest.TempPathFacto
     airflow = installed(first, tmp_path_factory.mktemp("days"), f"{hdfs.uri}/lake")
     airflow.bring(MONDAY, complete=False)
     with airflow.under_way(MONDAY, "none") as process:
-        until(lambda: "Rescheduling task" in airflow.log, "the sensor waits", 120)
+        until(lambda: "Rescheduling task" in airflow.log, "the sensor waits")
         put(f"{airflow.place('raw', MONDAY)}/_SUCCESS", b"")
         assert process.wait() == 0, airflow.log[-3000:]
     monday, without = airflow.runs()
@@ -309,10 +309,10 @@ def test_a_run_outlives_kills_of_its_tasks_and_of_its_scheduler(first: Installat
     airflow = installed(first, tmp_path, train=train, retries=3)
     airflow.bring(MONDAY)
     with airflow.under_way(MONDAY) as process:
-        until(lambda: attempts(airflow), "the job writes", 120)
+        until(lambda: attempts(airflow), "the job writes")
         assert_ended_by_sigterm(process, programs(process, "java", "jobs/stratified.py"))
         killed = attempts(airflow)
-        until(lambda: attempts(airflow) - killed, "the next try writes", 120)
+        until(lambda: attempts(airflow) - killed, "the next try writes")
         (job,) = programs(process, "java")
         process.kill()
         try:
@@ -325,8 +325,8 @@ def test_a_run_outlives_kills_of_its_tasks_and_of_its_scheduler(first: Installat
     run = Path(airflow.place("run", MONDAY))
     with airflow.under_way(MONDAY) as process:
         with locked(run):
-            until(lambda: "is in use by a run that has not ended" in airflow.log, "the trainer waits", 120)
-        until(lambda: (run / "pushes.csv").exists() and (run / "pushes.csv").stat().st_size > 2000, "it trains", 120)
+            until(lambda: "is in use by a run that has not ended" in airflow.log, "the trainer waits")
+        until(lambda: (run / "pushes.csv").exists() and (run / "pushes.csv").stat().st_size > 2000, "it trains")
         assert_ended_by_sigterm(process, programs(process, "java", "jobs/train.py", "trainer"))
         assert process.wait() == 0
     (done,) = airflow.runs()

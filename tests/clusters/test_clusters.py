@@ -60,7 +60,7 @@ with Standalone(workers=1) as cluster:
     assert all(is_alive(server) for server in servers)
     test.send_signal(signal.SIGKILL)
     test.wait()
-    until(lambda: not any(is_alive(server) for server in servers) and not Path(folder).exists(), "it ends", 30)
+    until(lambda: not any(is_alive(server) for server in servers) and not Path(folder).exists(), "it ends")
 
 
 # The command line

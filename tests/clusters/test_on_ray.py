@@ -93,6 +93,7 @@ def test_a_cluster_that_is_too_small_is_told_of(cluster: Any, shards: Path, tmp_
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.timeout(1800)  # five runs, and the environment may have to be made: 13 minutes on a busy machine
 def test_default_flags_on_ray(cluster: Any, spark: Any, tmp_path: Path) -> None:
     """An exchange of every client trains: the default one as a program, the others in this process, which has loaded Ray.
 

@@ -160,7 +160,7 @@ def test_training_on_standalone_survives_a_signal_and_kills(
         run.wait_for_checkpoint(left + 1)
         assert training_processes(standalone)
         run.kill()
-    until(lambda: not training_processes(standalone), "every process on every host ends", 60)
+    until(lambda: not training_processes(standalone), "every process on every host ends")
     left = max(checkpoints(output))
     with job(task, output, tmp_path / "third", "--resume", **where) as run:
         run.wait_for_checkpoint(left + 1)

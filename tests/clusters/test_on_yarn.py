@@ -69,10 +69,10 @@ def test_training_on_yarn_in_cluster_mode_has_the_bits_of_one_host(
     output = f"{hdfs.uri}/yarn-training/run"
     where: dict[str, Any] = {"master": "yarn", "conf": {}, "env": {"HADOOP_CONF_DIR": str(yarn.conf_dir)}}
     where |= {"deploy_mode": "cluster", "py_files": packed(tmp_path / "packages.zip")}
-    with job(task, output, tmp_path / "log", **where) as run:
+    with job(task, output, tmp_path / "log", logs=yarn.container_logs, **where) as run:
         run.wait_for_checkpoint()
         yarn.kill_executor()
-        assert run.wait() == 0, run.said() + yarn.container_logs()
+        assert run.wait() == 0, run.said()
     np.testing.assert_array_equal(vector(output), task.vector)
     assert hosts_in(yarn.container_logs(), "was lost, and is started again on")
-    until(lambda: not training_processes(yarn), "every process ends", 60)
+    until(lambda: not training_processes(yarn), "every process ends")

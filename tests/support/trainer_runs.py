@@ -121,13 +121,18 @@ class Training(RunFolder):
 
     def send(self, role: str, number: int = signal.SIGKILL) -> int:
         """Signal a role's process, waiting for it to be there; returns its number."""
-        pid = until(lambda: self.pid(role), f"{role} runs")
+        pid = self.until(lambda: self.pid(role), f"{role} runs")
         os.kill(pid, number)
         return int(pid)
 
     def wait_for_updates(self, updates: int) -> None:
-        until(lambda: self.updates() >= updates or self.process.poll() is not None, f"version {updates}")
-        assert self.process.poll() is None, self.said()
+        self.until(lambda: self.updates() >= updates, f"version {updates}")
+
+    def until(self, condition: Callable[[], Any], event: str) -> Any:
+        """Wait for an event while the run goes on; return the first true value of its condition."""
+        found = until(lambda: condition() or self.process.poll() is not None, event, said=self.said)
+        assert self.process.poll() is None, f"the run ended before {event}: {self.said()}"
+        return found
 
     def trains_after(self, generation: int) -> bool:
         """Whether it has pushed gradients in a later generation, or has ended."""
@@ -159,14 +164,14 @@ class Training(RunFolder):
         self.process.wait()
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = 180) -> Any:
-    """The first true value of a condition."""
+def until(condition: Callable[[], Any], what: str, seconds: float = 180, said: Callable[[], str] = str) -> Any:
+    """The first true value of a condition. said: returns the output that explains why it stays false."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if value := condition():
             return value
         time.sleep(0.02)
-    raise AssertionError(f"waited {seconds} s in vain: {what}")
+    raise AssertionError(f"waited {seconds} s in vain: {what}\n{said()}")
 
 
 def helper(run: Training, named: str) -> psutil.Process:
@@ -179,5 +184,5 @@ def helper(run: Training, named: str) -> psutil.Process:
                     return process
         return None
 
-    found: psutil.Process = until(find, f"{named} runs")
+    found: psutil.Process = run.until(find, f"{named} runs")
     return found

@@ -33,7 +33,7 @@ def disturb(run: Training, role: str, number: int) -> None:
     pid = run.send(role, number)
     until(lambda: run.pid(role) not in (None, pid), f"{role} is there again")
     before = run.updates()
-    until(lambda: run.updates() > before, f"the run steps again with another {role}", 30)
+    until(lambda: run.updates() > before, f"the run steps again with another {role}")
 
 
 def test_kills_and_a_freeze_in_a_collective_change_no_bit(sets: dict[int, Path], tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_a_run_goes_on_after_a_signal_and_after_a_killed_starter(start: Start, u
     until(lambda: len(second.events("start")) == 2, "the second start is logged")
     second.wait_for_updates(version + 10)
     second.process.kill()
-    until(lambda: not second.family(), "every process on every host ends", 15)
+    until(lambda: not second.family(), "every process on every host ends")
     again = start(*BSP, "--resume")
     assert again.wait() == 0, again.said()
     assert_equal_bits(again, undisturbed)
@@ -218,7 +218,7 @@ def test_a_frozen_host_ends_the_run_after_the_stall_timeout(start: Start) -> Non
     part_of(run, "worker-2").suspend()
     assert run.wait() == 1
     assert re.search(r"error: host 2 did not answer for 1\d s \(--stall-timeout-s 11\); --resume continues", run.said())
-    until(lambda: not run.family(), "every process on every host ends", 15)
+    until(lambda: not run.family(), "every process on every host ends")
 
 
 class OfThreads(LocalLauncher):

@@ -55,7 +55,7 @@ def kill_at_the_switch(output: Path, role: str, number: int) -> threading.Thread
     """Kill a process of this one's as soon as the log says that a stage has begun. number: of the stage."""
 
     def kill() -> None:
-        until(lambda: has_begun(output, number), f"stage {number}", 60)
+        until(lambda: has_begun(output, number), f"stage {number}")
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 if child.name() == role:
@@ -93,7 +93,7 @@ def damage_at_the_switch(output: Path) -> threading.Thread:
     """Damage the checkpoint of the switch, and kill server 1, so that the run rolls back behind the switch."""
 
     def damage() -> None:
-        until(lambda: has_begun(output, 1), "stage 1", 60)
+        until(lambda: has_begun(output, 1), "stage 1")
         server = next(child for child in psutil.Process().children(recursive=True) if child.name() == "server-1")
         # Without its slice no later checkpoint is complete.
         server.suspend()
