@@ -44,7 +44,7 @@ class TableDeal:
 
 
 def dirichlet_table(sizes: Ints, num_workers: int, alpha: float, rng: np.random.Generator, min_rows: int) -> Ints:
-    """Return a table whose shares of each class are drawn from a symmetric Dirichlet distribution (Hsu et al. 2019).
+    """Return a table whose shares of each class are drawn from a symmetric Dirichlet distribution (Yurochkin et al. 2019).
 
     Shares are rounded by largest remainder. If a worker would have fewer than ``min_rows`` rows, all shares are mixed
     with equal ones, as little as it takes, instead of being drawn again. O(classes x workers log workers).

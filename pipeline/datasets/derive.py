@@ -66,7 +66,7 @@ class Derivation(Spec):
     dirichlet: float | None = option(
         None,
         "order training rows so that round robin over --workers gives every worker equally many rows, of classes in"
-        " shares from a Dirichlet distribution with this concentration: 0.1 is very uneven, 100 almost even",
+        " shares from a Dirichlet distribution with this concentration per class: 0.1 is very uneven, 100 almost even",
         metavar="ALPHA",
         above=0,
         most=1e6,

@@ -1,4 +1,4 @@
-"""Shards with skewed labels: the shares of every class are drawn from a Dirichlet distribution (Hsu et al. 2019)."""
+"""Shards with skewed labels: the shares of every class are drawn from a Dirichlet distribution (Yurochkin et al. 2019)."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -191,7 +191,10 @@ class SampledMatchings:
 
 @dataclass(frozen=True)
 class MatchingCycle:
-    """The one-peer exponential graph (Ying et al. 2021): one matching per exchange, in turn, with weight 1/2.
+    """A hypercube with one neighbour per exchange: one matching per exchange, in turn, with weight 1/2.
+
+    For a power of two, all matchings give the exact mean, as the one-peer exponential graph of Ying et al. (2021) does.
+    That graph is directed and has a neighbour for every worker; for other numbers of workers it averages faster.
 
     Attributes:
         num_workers: number of workers.

@@ -48,7 +48,7 @@ class DataAwareSampler(TableSampler):
 
     The weakness of a group is a running mean of the losses, or of the errors, of its examples, or the mean loss of its
     evaluation rows, each measured when its worker last ended an epoch. In the first epoch groups are drawn by their
-    shares alone. Provatas (2021), 5.3 and 7.2.2, describes the idea, without numbers."""
+    shares alone. Provatas (2024), 5.3 and 7.2.2, describes the idea, without numbers."""
 
     name: ClassVar[str] = "data-aware"
     summary: ClassVar[str] = "draw more rows of the classes or neighbourhoods on which the model is weak"
