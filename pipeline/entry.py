@@ -8,13 +8,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import version
 from typing import Any, NoReturn
 
 from pipeline import __main__ as pipeline_commands
 from pipeline.core import command_line
-from pipeline.core.command_line import DISTRIBUTION
 from pipeline.core.program import execute
+from pipeline.core.provenance import installed_version
 
 COMMANDS = {
     **{name: summary for name, (_, summary) in pipeline_commands.COMMANDS.items()},
@@ -47,7 +46,7 @@ PROGRAMS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the process's exit code; every foreseen error is one line on stderr."""
-    return command_line.run_chosen("sharding", COMMANDS, _run, argv, version=f"sharding {version(DISTRIBUTION)}")
+    return command_line.run_chosen("sharding", COMMANDS, _run, argv, version=f"sharding {installed_version()}")
 
 
 def _run(command: str, arguments: list[str]) -> NoReturn:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.core.errors import UsageError
+from pipeline.core.machine import usable_cores
 from pipeline.core.reporting.tables import two_column_table
 from pipeline.core.shardset.ratios import Ratios, ratios_text
 from trainer.config import ADAM, SGD, Config, RunFacts
@@ -231,11 +231,6 @@ def smallest_pass(config: Config, num_workers: int, ratios: Ratios = ()) -> int:
     # A pool may have the examples of a single worker.
     share = min(share, config.data.gossip or share)
     return max(1, share // max(stage.protocol.parts_of_a_step() for stage in config.stage_configs()))
-
-
-def usable_cores() -> int:
-    """Return the number of cores on which this process may run."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe(plan: RunPlan, storage: str = "", memory: str = "") -> str:

@@ -13,6 +13,12 @@ need() {
     done
 }
 
+# A user by number, as of `docker run --user` or OpenShift, has no name, without which Spark's JVMs do not start.
+if ! id -un >/dev/null 2>&1 && NSS_WRAPPER_PASSWD=$(mktemp); then
+    export NSS_WRAPPER_PASSWD NSS_WRAPPER_GROUP=/etc/group LD_PRELOAD=libnss_wrapper.so
+    { cat /etc/passwd && echo "user$(id -u):x:$(id -u):$(id -g)::${HOME:-/tmp}:/bin/false"; } >"$NSS_WRAPPER_PASSWD"
+fi
+
 case "${1:-}" in
 driver)
     shift
@@ -29,7 +35,10 @@ executor)
     options=()
     for name in $(compgen -e SPARK_JAVA_OPT_ | sort -V); do options+=("${!name}"); done
     classes="$SPARK_HOME/jars/*"
-    if [ -n "${SPARK_CONF_DIR:-}" ]; then classes="$SPARK_CONF_DIR:$classes"; fi
+    # In front, as in Spark's own images. SPARK_CLASSPATH has spark.executor.extraClassPath.
+    for each in "${SPARK_EXTRA_CLASSPATH:-}" "${SPARK_CLASSPATH:-}" "${SPARK_CONF_DIR:-}" "${HADOOP_CONF_DIR:-}"; do
+        if [ -n "$each" ]; then classes="$each:$classes"; fi
+    done
     exec "${JAVA_HOME:+$JAVA_HOME/bin/}java" ${options[@]+"${options[@]}"} \
         "-Xms$SPARK_EXECUTOR_MEMORY" "-Xmx$SPARK_EXECUTOR_MEMORY" -cp "$classes" \
         org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend \

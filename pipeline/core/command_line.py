@@ -24,7 +24,6 @@ from pipeline.core.reporting.tables import two_column_table
 from pipeline.core.shardset.layout import MAX_IMAGE_BYTES
 from pipeline.core.specs import WIDTH, AdvancedHelp, descriptions
 
-DISTRIBUTION = "distribution-aware-sharding"  # the name in pyproject.toml, under which installed metadata are found
 UNSET = object()
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 Arrays = dict[str, npt.NDArray[Any]]
+STRAY = "allow_pickle"  # numpy before 2.2 stored this argument of savez as an array
 HEADERS: dict[tuple[int, int], Any] = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -36,7 +37,9 @@ def from_bytes(data: bytes) -> Arrays:
                 raise ValueError("it is compressed")
             if sum(member.file_size for member in members) > len(data):
                 raise ValueError("its arrays claim more bytes than the file has")
-            return {member.filename.removesuffix(".npy"): read_array(archive.read(member)) for member in members}
+            arrays = {member.filename.removesuffix(".npy"): read_array(archive.read(member)) for member in members}
+            arrays.pop(STRAY, None)
+            return arrays
     except ValueError:
         raise
     except Exception as error:  # zipfile and numpy raise many kinds for a broken file

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import NoReturn, TextIO
 
 from pipeline.core import console
@@ -36,6 +38,9 @@ def execute(
         cause: returns the line and exit code of an unforeseen error.
     """
     debug = "--debug" in sys.argv
+    if os.getpid() == 1:
+        # The kernel keeps signals from the first process of a container while they have no handler.
+        signal.signal(signal.SIGTERM, _interrupt)
     _replace_closed_streams()
     try:
         code = main()
@@ -67,6 +72,10 @@ def execute(
     if retries.has_abandoned_threads():
         os._exit(code)
     sys.exit(code)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def _replace_closed_streams() -> None:

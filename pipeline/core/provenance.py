@@ -9,8 +9,10 @@ import shlex
 import socket
 import sys
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+DISTRIBUTION = "distribution-aware-sharding"  # the name in pyproject.toml, under which installed metadata are found
 # Of a URI. In Azure's abfss://container@account/path, the container comes before the @.
 CREDENTIALS = re.compile(r"(?<=://)(?:(?<!\babfs://)(?<!\babfss://)|(?=[^/@\s]*:))[^/@\s]+@")
 SECRET = re.compile(r"(?i)secret|passw|token|jaas|credential|signature")
@@ -20,6 +22,14 @@ HIDDEN = "***"
 def provenance() -> dict[str, str]:
     """Return the time, the command and the host of this process, as manifests and logs record them."""
     return {"time": utc_now(), "command": command(), "host": socket.gethostname()}
+
+
+def installed_version() -> str:
+    """Return the version of the installed package, or "not installed" for a checkout that is on the search path alone."""
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def processor() -> str:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -291,8 +290,9 @@ def _may_be_configured(environment: Mapping[str, str]) -> bool:
     """Return whether the client needs to be asked for its configuration: loading it takes half a second."""
     if environment.get(f"{VARIABLES}DISABLED", "").strip().lower() == "true":
         return False
-    files = (Path(FILE), Path("~/.openlineage").expanduser() / FILE)
-    return any(name.startswith(VARIABLES) for name in environment) or any(file.is_file() for file in files)
+    files = (FILE, os.path.expanduser(f"~/.openlineage/{FILE}"))
+    # Without errors, unlike those of pathlib, for a user without a name or home and in a folder that it may not enter.
+    return any(name.startswith(VARIABLES) for name in environment) or any(os.path.isfile(file) for file in files)
 
 
 def _warn(text: str) -> None:

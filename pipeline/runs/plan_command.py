@@ -16,6 +16,7 @@ import numpy as np
 from pipeline.core import command_line
 from pipeline.core.command_line import image_shape
 from pipeline.core.errors import UsageError
+from pipeline.core.machine import usable_cores
 from pipeline.core.program import execute
 from pipeline.core.reporting.tables import table, two_column_table
 from pipeline.core.sizes import bytes_in_words
@@ -220,7 +221,7 @@ def main(argv: Sequence[str]) -> None:
     flags.add_argument(
         "--cores",
         type=parse_count,
-        default=os.cpu_count() or 1,
+        default=usable_cores(),
         metavar="INT",
         help="cores of all executors together (default: the cores of this machine)",
     )

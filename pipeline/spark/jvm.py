@@ -22,6 +22,15 @@ def has_gateway() -> bool:
     return SparkContext._gateway is not None
 
 
+def jvm_end() -> str | None:
+    """Return how the JVM that this process started has ended; None if it runs, or if another process started it."""
+    process = getattr(SparkContext._gateway, "proc", None)
+    code = process.poll() if process else None
+    if code is None:
+        return None
+    return f"exit code {code}" if code >= 0 else signal.strsignal(-code) or f"signal {-code}"
+
+
 def start_jvm() -> Any:
     """Start a JVM, or connect to the one that started this process, and return its packages."""
     with _interrupts_held():

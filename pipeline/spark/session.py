@@ -19,6 +19,7 @@ from threading import Thread, current_thread, main_thread
 from types import FrameType
 from typing import NoReturn
 
+from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
@@ -26,7 +27,18 @@ from pipeline.core.atomic import path_in_errors
 from pipeline.core.command_line import CONF
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.import_path import PATH, SAFE_PATH, added_folders
-from pipeline.spark.jvm import accumulator_server, has_gateway, jvm_of, running_context, shipped_packages, start_jvm
+from pipeline.core.machine import usable_memory
+from pipeline.core.program import follows_interrupt
+from pipeline.core.sizes import bytes_in_words
+from pipeline.spark.jvm import (
+    accumulator_server,
+    has_gateway,
+    jvm_end,
+    jvm_of,
+    running_context,
+    shipped_packages,
+    start_jvm,
+)
 
 PACKAGE = Path(__file__).resolve().parents[1]
 PYTHON_WORKERS = "pipeline.spark.python_workers"
@@ -52,6 +64,7 @@ LATE_OPTIMISATION = (
     "-XX:+IgnoreUnrecognizedVMOptions -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000"
     " -XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
 )
+JAVA_TEMPORARY = "/tmp"  # the folder that Java uses by default
 UI = "spark.ui.enabled"
 PROGRESS = "spark.ui.showConsoleProgress"
 
@@ -108,11 +121,19 @@ def _prepare_jvm(defaults: Mapping[str, str]) -> bool:
         os.environ.setdefault("SPARK_DRIVER_MEMORY", defaults[DRIVER_MEMORY])
     own_log = bool({"SPARK_CONF_DIR", "SPARK_HOME"} & set(os.environ))
     os.environ.setdefault("SPARK_SUBMIT_OPTS", LATE_OPTIMISATION if own_log else jvm_options())
-    # Java takes the home folder from /etc/passwd, not from HOME.
+    # Java takes the home folder from /etc/passwd, not from HOME, and ignores TMPDIR.
     if _is_nameless():
-        home = os.environ.get("HOME") or tempfile.gettempdir()
-        os.environ["SPARK_SUBMIT_OPTS"] = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -Duser.home={home}".strip()
+        _add_option("user.home", os.environ.get("HOME") or tempfile.gettempdir())
+    if not os.access(JAVA_TEMPORARY, os.W_OK | os.X_OK):
+        _add_option("java.io.tmpdir", tempfile.gettempdir())
     return lacks_address
+
+
+def _add_option(name: str, folder: str) -> None:
+    """Add a folder to the options of the JVM, unless they name one."""
+    options = os.environ.get("SPARK_SUBMIT_OPTS", "")
+    if f"-D{name}=" not in options:
+        os.environ["SPARK_SUBMIT_OPTS"] = f'{options} "-D{name}={folder}"'.strip()
 
 
 def _has_address() -> bool:
@@ -163,6 +184,21 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
         if on_interrupt is not None:  # one that was not set in Python cannot be
             signal.signal(signal.SIGINT, on_interrupt)
+
+
+@contextmanager
+def _ended_jvm_is_error() -> Iterator[None]:
+    """Raise JobError in place of the errors of connections to a JVM that has ended, as one does that was killed."""
+    try:
+        yield
+    except (ConnectionError, Py4JError) as error:
+        if follows_interrupt(error) or (end := jvm_end()) is None:  # Ctrl-C ends the JVM too
+            raise
+        memory = bytes_in_words(usable_memory())
+        raise JobError(
+            f"Spark's JVM has ended: {end}. If it was killed for want of memory, lower SPARK_DRIVER_MEMORY, now"
+            f" {os.environ.get('SPARK_DRIVER_MEMORY', '1g')}, or give it more than the {memory} of this machine or container"
+        ) from error
 
 
 def _check_arguments(context: SparkContext) -> None:
@@ -223,6 +259,13 @@ def spark_context(
         ship_package(running)
         yield running
         return
+    with _ended_jvm_is_error(), _new_context(debug=debug, master=master) as context:
+        yield context
+
+
+@contextmanager
+def _new_context(*, debug: bool, master: str | None) -> Iterator[SparkContext]:
+    """Yield a new context, which is stopped at the end. See ``spark_context``."""
     if master:
         check_master(master)
     defaults = spark_defaults()
@@ -307,9 +350,11 @@ def _application_name() -> str:
 
 
 def _quiet(context: SparkContext) -> None:
-    """Silence noisy loggers, so that wrong input gives one line instead of a task's stack trace.
+    """Silence noisy loggers, so that wrong input or a killed JVM gives one line instead of a stack trace.
 
     --debug keeps them."""
+    if server := accumulator_server(context):
+        server.handle_error = lambda *_: None
     log4j = jvm_of(context).org.apache.logging.log4j
     configurator = log4j.core.config.Configurator
     off = log4j.Level.OFF

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pipeline.core import command_line
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import JobError, UsageError
 from pipeline.core.program import execute
 from pipeline.core.shardset.attempt import ATTEMPTS, Attempt, seems_alive
 from pipeline.core.shardset.commit import own_files, remove_leftovers, unlisted_files
@@ -31,6 +31,10 @@ class Leftovers(NamedTuple):
     attempts: list[str]
     live: list[str]
     behind: bool
+
+    @property
+    def paths(self) -> list[str]:
+        return [*self.attempts, *self.files]
 
     def subtract(self, left: Leftovers) -> Leftovers:
         """Return those that are gone. left: the leftovers after a deletion, by which runs that may be running count."""
@@ -60,6 +64,14 @@ def clean(store: Store, uri: str) -> int:
         return remove_leftovers(attempt)
 
 
+def print_some(paths: Sequence[str]) -> None:
+    """Print up to MANY paths, one per line, and the number of the others."""
+    for path in paths[:MANY]:
+        print(path)
+    if len(paths) > MANY:
+        print(f"... and {len(paths) - MANY:,} more")
+
+
 def main(argv: Sequence[str]) -> None:
     """List the files that killed runs have left beside a committed set, and delete them with --yes."""
     flags = command_line.parser("python -m pipeline clean", main.__doc__, "")
@@ -71,22 +83,31 @@ def main(argv: Sequence[str]) -> None:
         store = configured_store()
         # Listed before the deletion, which leaves nothing to list.
         remains = leftovers(store, args.uri)
-        if args.yes and (remains.attempts or remains.files or remains.behind):
+        remaining: list[str] = []
+        if args.yes and (remains.paths or remains.behind):
             clean(store, args.uri)
             # The store's clock, by which the deletion judges, can differ from this machine's.
-            remains = remains.subtract(leftovers(store, args.uri))
-        paths = [*remains.attempts, *remains.files]
-        for path in paths[:MANY]:
-            print(path)
-        if len(paths) > MANY:
-            print(f"... and {len(paths) - MANY:,} more")
+            left = leftovers(store, args.uri)
+            remaining = [path for path in remains.paths if path in left.paths]
+            remains = remains.subtract(left)
+        paths = remains.paths
+        print_some(paths)
         verb = "deleted" if args.yes else "would be deleted; --yes deletes them"
-        print(f"{len(remains.attempts)} attempts and {len(remains.files)} files: {verb}" if paths else "no leftovers")
+        if paths or not remaining:
+            print(
+                f"{len(remains.attempts)} attempts and {len(remains.files)} files: {verb}" if paths else "no leftovers"
+            )
         if remains.behind:
             verb = "is" if args.yes else "would be"
             print(f"{NAME} is older than the set, because a run was killed during its commit: it {verb} updated")
         if remains.live:
             print(f"{len(remains.live)} runs may still be active there: their files are kept")
+        if remaining:
+            print_some(remaining)
+            raise JobError(
+                f"{len(remaining)} attempts and files are still there: run it as their owner, unless their run is active by"
+                " the store's clock"
+            )
         return 0
 
     execute(run, interrupted="run it again")

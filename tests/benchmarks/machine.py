@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from trainer.plan import usable_cores
+from pipeline.core.machine import usable_cores
 
 
 def print_machine() -> None:

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from pipeline.core.machine import usable_cores
 from tests.benchmarks.throughput import ROOT, Sets, Training, ours, train_plainly
 from trainer.data.mean_image import subtracted_mean
-from trainer.plan import usable_cores
 
 GOAL = 0.9
 WARM_STEPS = 5

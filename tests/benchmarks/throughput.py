@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from pipeline.core.machine import usable_cores
 from trainer.checkpoints.read import newest, read_state
 from trainer.config import FRESH_MOMENTUM, Data, Optimiser
 from trainer.data.mean_image import subtracted_mean
-from trainer.plan import usable_cores
 from trainer.run_files import CHECKPOINTS, PUSHES
 from trainer.runlog.read import read_pushes
 

@@ -10,6 +10,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,39 @@ def test_a_command_delays_the_optimisation_of_its_jvm(monkeypatch: pytest.Monkey
     options = shlex.split(os.environ["SPARK_SUBMIT_OPTS"])
     assert "-XX:Tier4InvocationThreshold=50000" in options
     assert any(option.startswith("-Dlog4j2.configurationFile=") for option in options) != own_log
+
+
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_java_takes_tmpdir_where_it_cannot_write_its_own(monkeypatch: pytest.MonkeyPatch, is_writable: bool) -> None:
+    """As in a container with a read-only root."""
+    for name in ("PYSPARK_GATEWAY_PORT", "SPARK_SUBMIT_OPTS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(session, "has_gateway", lambda: False)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/scratch of mine")
+    monkeypatch.setattr(os, "access", lambda path, mode: is_writable or path != "/tmp")
+    session._prepare_jvm({})
+    options = shlex.split(os.environ["SPARK_SUBMIT_OPTS"])
+    assert ("-Djava.io.tmpdir=/scratch of mine" in options) != is_writable
+
+
+@pytest.mark.full
+def test_a_killed_jvm_is_one_line(tmp_path: Path) -> None:
+    """As the memory limit of a container ends it."""
+    program = (
+        "from pyspark import SparkContext\n"
+        "from pipeline.core.program import execute\n"
+        "from pipeline.spark.session import spark_context\n"
+        "def main():\n"
+        "    with spark_context() as context:\n"
+        "        SparkContext._gateway.proc.kill()\n"
+        "        return context.parallelize(range(2), 2).count()\n"
+        "execute(main, interrupted='')\n"
+    )
+    env = {key: value for key, value in os.environ.items() if key != "PYSPARK_GATEWAY_PORT"}
+    env["PYTHONPATH"] = str(PACKAGE.parent)
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: Spark's JVM has ended: Killed. If it was killed for want of")
 
 
 def test_a_jvm_knows_the_options_that_delay_optimisation() -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 import pytest
 
-from pipeline.core.errors import DataError, JobError
+from pipeline.core.errors import DataError, JobError, UsageError
 from tests.support.configs import make_config
 from tests.support.slow_model import SLOW, SLOWLY_PREPARED
 from tests.support.trainer_runs import End, Training, helper, train_here, until
@@ -88,6 +88,13 @@ def test_a_run_keeps_its_bits_whenever_its_fork_server_is_killed(start: Start, u
     assert {event["cause"] for event in restarts} == {"killed by SIGKILL"}
     assert "Warning" not in run.said()
     until(lambda: not run.family(), "its last processes end")
+
+
+def test_a_folder_that_processes_may_not_enter_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root's home is, after `su`."""
+    monkeypatch.setattr(os, "access", lambda path, mode: path != ".")
+    with pytest.raises(UsageError, match=r"user \d+ may not enter the current folder, /.*: change to another one"):
+        fork_server.start_process("worker-0", ())
 
 
 @pytest.mark.full

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CORE = (
     "errors", "console", "sizes", "import_path", "extras", "metrics_file", "arrays", "npz", "json_values",
     "hashing", "seeds", "atomic", "provenance", "storage", "shardset", "importance", "reporting", "argparse_internals",
-    "specs", "program", "command_line",
+    "specs", "program", "command_line", "machine",
 )  # fmt: skip
 PIPELINE = (
     "core", "assignment", "input", "datasets", "spark", "clustering", "strategies", "output", "quality", "upkeep", "doctor",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -297,3 +298,22 @@ def test_a_lost_connection_without_ctrl_c_is_an_error(capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit) as end:
         execute(main, interrupted="run it again")
     assert (end.value.code, capsys.readouterr().err) == (1, "error: [Errno 111] Connection refused\n")
+
+
+def test_the_first_process_of_a_container_hears_sigterm(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Linux keeps it from a first process without a handler."""
+
+    def main() -> int:
+        signal.raise_signal(signal.SIGTERM)
+        return 0
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    try:
+        with pytest.raises(SystemExit) as end:
+            execute(main, interrupted="run it again")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (end.value.code, capsys.readouterr().err) == (1, "error: interrupted; run it again\n")

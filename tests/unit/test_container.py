@@ -52,3 +52,33 @@ def test_the_job_of_the_page_is_valid_yaml() -> None:
     (text,) = re.findall(r"```yaml\n(.*?)```", (FOLDER / "README.md").read_text(), re.DOTALL)
     (container,) = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"]
     assert container["args"][0] == "train"
+
+
+def programs(folder: Path, **texts: str) -> str:
+    """Write shell scripts, and return a PATH on which they come first."""
+    for name, text in texts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+def test_an_executor_has_the_jars_that_a_job_adds(tmp_path: Path) -> None:
+    needed = (
+        "DRIVER_URL", "EXECUTOR_ID", "EXECUTOR_CORES", "EXECUTOR_MEMORY", "APPLICATION_ID", "EXECUTOR_POD_IP",
+        "EXECUTOR_POD_NAME", "RESOURCE_PROFILE_ID",
+    )  # fmt: skip
+    variables = {f"SPARK_{name}": "1" for name in needed}
+    variables |= {"SPARK_HOME": "/opt/spark", "SPARK_CLASSPATH": "/extra.jar", "HADOOP_CONF_DIR": "/conf"}
+    path = programs(tmp_path, java='echo "$@"')
+    done = run("executor", PATH=path, JAVA_HOME="", **variables)
+    assert " -cp /conf:/extra.jar:/opt/spark/jars/* " in done.stdout, done.stderr
+
+
+def test_a_user_by_number_gets_a_name(tmp_path: Path) -> None:
+    fake = 'if [ "$1" = -un ]; then exit 1; fi; echo 12345'
+    path = programs(tmp_path, id=fake, sharding='echo "$LD_PRELOAD"; cat "$NSS_WRAPPER_PASSWD"')
+    done = run("strategies", PATH=path, HOME="/work")
+    first, *lines = done.stdout.splitlines()
+    assert first == "libnss_wrapper.so"
+    assert lines[-1] == "user12345:x:12345:12345::/work:/bin/false"
+    assert run("strategies", PATH=programs(tmp_path, id="echo root")).stdout.strip() == ""

@@ -10,7 +10,9 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import pyarrow as pa
 import pytest
 
 from pipeline.core.errors import DataError, JobError, UsageError
@@ -44,6 +46,8 @@ from pipeline.doctor.machine import check_folders, check_open_files, check_umask
 from pipeline.doctor.places import Reach, check_input, check_reach, invisible_path_error, output_error, reach_from_task
 from pipeline.doctor.security import check_kerberos, no_tokens
 from pipeline.doctor.versions import check_extras, check_packages, check_versions, major_version
+from pipeline.input.formats.tables.arrow import ArrowImages
+from pipeline.input.formats.tables.parquet import ParquetImages
 from pipeline.runs.program import cause
 from pipeline.spark.failures import cluster_failure
 from pipeline.spark.session import check_master
@@ -317,6 +321,26 @@ def test_a_local_file_that_is_not_there_is_not_called_damaged() -> None:
         broken_is_data_error("/in/a.parquet"),
     ):
         open("/in/a.parquet", "rb").close()
+
+
+@pytest.mark.parametrize(
+    ("error", "number"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), errno.EMFILE),
+        (OSError(errno.ESTALE, "Stale file handle"), errno.ESTALE),
+        (pa.ArrowException("Unknown error: Failed to launch worker thread: Resource unavailable"), errno.EAGAIN),
+    ],
+)
+def test_a_file_is_not_called_damaged_by_a_machine_that_lacks_means(error: Exception, number: int) -> None:
+    """The exit code of damage would end a Kubernetes job for good."""
+    with pytest.raises(OSError, match=r"\[Errno") as raised, broken_is_data_error("/in/a.parquet"):
+        raise error
+    assert raised.value.errno == number
+    store = Mock(open=Mock(side_effect=error), read_range=Mock(side_effect=error))
+    for table_format in (ArrowImages(), ParquetImages()):
+        with pytest.raises(OSError, match=r"\[Errno") as raised:
+            table_format.open_table(store, "/in/a.parquet")
+        assert raised.value.errno == number
 
 
 # --- failures of a cluster ----------------------------------------------------------------------------------------------

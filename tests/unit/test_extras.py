@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from pipeline import __main__ as pipeline_commands
-from pipeline.core.command_line import DISTRIBUTION
 from pipeline.core.extras import EXTRAS
+from pipeline.core.provenance import DISTRIBUTION
 from pipeline.entry import COMMANDS, PROGRAMS
 from tests.clusters.machine import ROOT
 from tests.support.application import Ended

@@ -238,6 +238,11 @@ def test_arrays_that_are_not_what_was_saved_are_refused(data: bytes, words: str)
         from_bytes(data)
 
 
+def test_arrays_that_numpy_2_0_wrote_are_read() -> None:
+    """It stored the argument of savez as an array."""
+    assert from_bytes(npz(bits=np.arange(3), allow_pickle=np.array(False))).keys() == {"bits"}
+
+
 def test_arrays_are_read_as_they_were_saved() -> None:
     arrays = {
         "a": np.arange(6).reshape(2, 3),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import pwd
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import pytest
 from openlineage.client.naming.dataset import ABFSS, GCS, HDFS, S3, Kafka, LocalFileSystem
@@ -174,3 +175,14 @@ def test_a_collector_that_fails_costs_a_process_one_wait(
         monkeypatch.setenv("OPENLINEAGE__TRANSPORT__URL", f"http://127.0.0.1:{port}")
         run(tmp_path)
         assert capfd.readouterr().err.count("START was not sent: ") == warnings
+
+
+def test_a_user_without_a_home_has_no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs as a number."""
+
+    def unknown(_: int) -> NoReturn:
+        raise KeyError
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert not lineage._may_be_configured({})

@@ -45,7 +45,6 @@ from trainer.home.folders import Folders
 from trainer.home.work import WorkFolder
 from trainer.lifecycle import row_storage as storage_module
 from trainer.lifecycle.interruption import RunInterruptedError
-from trainer.lifecycle.memory import usable_memory
 from trainer.lifecycle.row_storage import RowReads, host_reads, row_storage
 from trainer.options import Role, all_roles
 from trainer.sampling import SAMPLERS
@@ -665,24 +664,3 @@ def test_parts_on_one_machine_have_their_own_files(shards: Path, work: WorkFolde
             load_worker(replace(opened, mapped=other.folders.rows), 0)
             assert len(list(root.rglob("*.rows"))) == 2 * len(files) == 4
         assert list(root.rglob("*.rows")) == files
-
-
-def test_memory_is_the_least_limit_of_the_control_groups(tmp_path: Path) -> None:
-    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert usable_memory(tmp_path) == host
-
-    def write(path: str, text: str) -> None:
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
-
-    write("proc/self/cgroup", "0::/pod/box\n")
-    write("sys/fs/cgroup/pod/box/memory.max", "max\n")
-    assert usable_memory(tmp_path) == host
-    write("sys/fs/cgroup/pod/memory.max", "70000\n")
-    assert usable_memory(tmp_path) == 70000
-    write("sys/fs/cgroup/memory.max", "60000\n")
-    assert usable_memory(tmp_path) == 60000
-    # Version 1, and a path of the host that does not exist in the container.
-    write("proc/self/cgroup", "5:cpu:/a\n3:memory,other:/docker/1f\n")
-    write("sys/fs/cgroup/memory/memory.limit_in_bytes", "50000\n")
-    assert usable_memory(tmp_path) == 50000

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
+import os
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -16,7 +18,7 @@ import pytest
 from pipeline.core.errors import DataError, JobError, UsageError
 from tests.clusters.machine import ROOT
 from tests.support.configs import change, make_config
-from trainer.home.place import Place, StorePlace, listing
+from trainer.home.place import Place, StorePlace, append_lines, listing
 from trainer.run_files import LOCK
 from trainer.runlog import run_folder
 from trainer.runlog.run_folder import Start, locked, prepare_folder, resolve_output
@@ -272,3 +274,30 @@ def test_a_folder_is_held_from_the_decision_to_the_end_of_the_run(tmp_path: Path
 def test_an_output_that_is_no_local_folder_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--output"):
         resolve_output(text)
+
+
+def test_a_log_that_this_user_may_not_append_to_is_refused(unfinished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run would go on, and its result would be that of the log before."""
+    before = content(unfinished)
+    monkeypatch.setattr(os, "access", lambda path, mode: path.name != "pushes.csv")
+    with pytest.raises(UsageError, match=r"pushes\.csv may not be written by user \d+: .*chmod g\+w"):
+        start(unfinished, resume=True)
+    assert content(unfinished) == before
+
+
+def test_a_log_has_the_permissions_that_the_umask_leaves(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        append_lines(tmp_path / "metrics.jsonl", b"{}\n")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "metrics.jsonl").stat().st_mode & 0o777 == 0o664
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(UsageError, match=rf"{tmp_path}/run/\.lock: this file system has no file locks"):
+        start(tmp_path / "run")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -175,12 +176,27 @@ def test_clean_names_only_what_is_gone(tmp_path: Path, capsys: Capture, monkeypa
     with Attempt(Store(), str(tmp_path)) as live:
         monkeypatch.undo()
         monkeypatch.setattr(time, "time", lambda: now)
-        assert ended("clean", tmp_path, "--yes") == 0
+        assert ended("clean", tmp_path, "--yes") == 1
         assert Path(live.folder).exists()
-        out = capsys.readouterr().out
-        assert live.folder not in out
+        said = capsys.readouterr()
+        assert "1 attempts and files are still there: " in said.err
+        out, kept = said.out.split("0 attempts and 1 files: deleted")
+        assert kept == f"\n{live.folder}\n"
         assert "part-00009-v2-0123abcd.parquet" in out
-        assert "0 attempts and 1 files: deleted" in out
+
+
+def test_clean_says_what_it_could_not_delete(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folders of another user stay, and deleting them raises nothing."""
+    commit(Store(), tmp_path, "first", 2)
+    attempt = tmp_path / "_attempts" / "0123456789ab"
+    (attempt / "groups").mkdir(parents=True)
+    (attempt / "groups" / "kept").write_bytes(b"of a task")
+    monkeypatch.setattr(shutil, "rmtree", lambda path, ignore_errors: None)
+    assert ended("clean", tmp_path, "--yes") == 1
+    said = capsys.readouterr()
+    assert said.out.splitlines()[-1] == str(attempt)
+    assert "deleted" not in said.out
+    assert said.err.startswith("error: 1 attempts and files are still there: run it as their owner, ")
 
 
 def test_what_a_killed_first_run_moved_is_left_over_too(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import psutil
 from pyspark import SparkContext
 
+from pipeline.core.machine import usable_cores
 from pipeline.core.provenance import processor
 from pipeline.spark.jvm import jvm_of
 from trainer.benchmark.systems.executors import ON_EXECUTORS, find_executors
-from trainer.plan import usable_cores
 
 LIBRARIES = ("pyspark", "numpy", "pyarrow", "torch", "pyzmq")
 TRAINER = Path(__file__).resolve().parents[1]

@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import asdict
 
 from pipeline.core.import_path import child_variables
+from pipeline.core.machine import usable_cores
 from trainer.cluster.launcher import LaunchArguments, Part, PartExecution
 from trainer.cluster.watched import WatchingLauncher
-from trainer.plan import usable_cores
 
 
 class LocalLauncher(WatchingLauncher["subprocess.Popen[bytes]"]):

@@ -49,8 +49,8 @@ def look_ahead(coefficient: float, update_size: int, num_workers: int, rounds: f
     (1-m^r)/(1-m) * d v over the next r rounds. Because w contains this shift from the start, the two steps become the
     one of Momentum. One round equals torch.optim.SGD(nesterov=True) for N = K, and DANA for one worker; with more, DANA
     has a vector per worker (Hakimi et al. 2019, Taming Momentum in a Distributed Asynchronous Environment, algorithm 4)
-    where this one spreads the momentum of each gradient over a round. One and a half rounds tolerate the largest curvature, because the look-ahead also covers the gradients of other workers that arrive
-    in between.
+    where this one spreads the momentum of each gradient over a round. One and a half rounds tolerate the largest
+    curvature, because the look-ahead also covers the gradients of other workers that arrive in between.
 
     Args:
         coefficient: m.

@@ -178,7 +178,7 @@ def _draft(target: RowFile) -> Iterator[BinaryIO | None]:
     An error removes it. The kernel releases the lock when the process ends, however it does."""
     path = _draft_path(target)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as draft, path_in_errors(path):
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as draft, path_in_errors(path):
         try:
             fcntl.flock(draft, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import torch
 
 from pipeline.core.errors import UsageError
+from pipeline.core.machine import usable_cores
 from pipeline.core.storage.store import configured_store
 from pipeline.input.dataset import Dataset
 from trainer.embed.fit import Fitting
@@ -21,7 +22,6 @@ from trainer.embed.options import Embedding
 from trainer.embed.rows import draw_rows, rows_to_fit
 from trainer.models.devices import pick_device
 from trainer.models.networks.autoencoder import code_length
-from trainer.plan import usable_cores
 from trainer.tables.progress import TableProgress
 from trainer.tables.resumable import TableFile, spans_of
 from trainer.tables.rows import open_rows, read_rows, refuse_change

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from pipeline.core.machine import usable_cores
 from pipeline.core.shardset.parts import ShardFile
 from pipeline.core.shardset.schema import TARGET_COLUMN
 from trainer.data.shard_file import TABLE, row_groups
 from trainer.data.shards import Shards
-from trainer.plan import usable_cores
 
 # numpy types of the columns beside the image, in the order of exported files
 TYPES = {

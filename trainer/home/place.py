@@ -169,7 +169,7 @@ def append_lines(path: Path, lines: bytes) -> None:
 
     Raises OSError; a part of the lines may then be in the file, because the write that fills a disk is a short one."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-    with open(os.open(path, flags, 0o644), "ab", buffering=0) as file:
+    with open(os.open(path, flags, 0o666), "ab", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
             lines = b"\n" + lines

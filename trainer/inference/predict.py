@@ -13,12 +13,12 @@ import pyarrow as pa
 import torch
 
 from pipeline.core.errors import UsageError
+from pipeline.core.machine import usable_cores
 from pipeline.core.storage.store import configured_store
 from pipeline.input.dataset import Dataset
 from trainer.inference.classifier import Classifier, load
 from trainer.inference.options import PredictOptions
 from trainer.models.devices import compute_reproducibly, pick_device
-from trainer.plan import usable_cores
 from trainer.tables.progress import TableProgress
 from trainer.tables.resumable import TableFile, spans_of
 from trainer.tables.rows import open_rows, read_rows, refuse_change

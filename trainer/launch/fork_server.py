@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
 
-from pipeline.core.errors import JobError
+from pipeline.core.errors import JobError, UsageError
 from pipeline.core.import_path import handed_on
 from trainer.launch.role_main import run_role
 
@@ -122,12 +122,16 @@ FORK_SERVER = ForkServer()
 
 
 def start_process(name: str, arguments: tuple[Any, ...]) -> tuple[Connection, BaseProcess]:
-    """Start a process; return the supervisor's end of its lifeline, and the process. Raises ProcessKilledError.
+    """Start a process; return the supervisor's end of its lifeline, and the process.
+
+    Raises ProcessKilledError, and UsageError where a process may not enter the current folder.
 
     The fork server may be killed or freeze at any moment. A child that it forked without reporting it exits when its
     lifeline closes.
 
     name: name of the process; arguments: of ``run_role``, after environment and lifeline."""
+    if not os.access(".", os.X_OK):
+        raise UsageError(f"user {os.geteuid()} may not enter the current folder, {os.getcwd()}: change to another one")
     problem: Exception | None = None
     for _ in range(STARTS):
         try:

@@ -109,7 +109,7 @@ class _Log(io.TextIOBase):
     """The output of a role. A full disk costs lines of output, but never fails the process."""
 
     def __init__(self, path: str) -> None:
-        self.descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self.descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         for standard in (1, 2):
             os.dup2(self.descriptor, standard)
 

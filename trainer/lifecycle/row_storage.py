@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.core.errors import JobError
+from pipeline.core.machine import usable_memory
 from pipeline.core.shardset.parts import ShardFile
 from pipeline.core.sizes import bytes_in_words
 from pipeline.core.storage.uri import is_remote
@@ -19,7 +20,6 @@ from trainer.config import Config, RunFacts
 from trainer.home.folders import Folders
 from trainer.home.work import WorkFolder
 from trainer.lifecycle.interruption import RunInterruptedError
-from trainer.lifecycle.memory import usable_memory
 from trainer.options import Role
 from trainer.run_files import ROWS
 

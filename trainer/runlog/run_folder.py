@@ -4,8 +4,10 @@ config.json says whose folder it is: it is written before anything else, and rem
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -66,6 +68,9 @@ EARLY = re.compile(
 )
 
 
+NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+
+
 class Start(Enum):
     """The kind of a start in a folder."""
 
@@ -120,6 +125,13 @@ def _lock_exclusively(file: IO[str]) -> bool:
         except BlockingIOError:
             if pause_s:
                 time.sleep(pause_s)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:  # of a mount without flock, as of Lustre by default
+                raise
+            raise UsageError(
+                f"{file.name}: this file system has no file locks ({error.strerror}); mount it with them (flock), or choose"
+                " another --output"
+            ) from None
     return False
 
 
@@ -177,6 +189,8 @@ def prepare_folder(
                 resume=resume,
                 has_stopped_early=has_stopped_early(output),
             )
+        if start is Start.RESUME:
+            _require_writable_log(output)
         if start is not Start.FINISHED:
             # Other workers have another number of threads on the same cores.
             if saved_record and saved_record.num_workers == requested.num_workers:
@@ -186,6 +200,16 @@ def prepare_folder(
             (output / RESULT).unlink(missing_ok=True)  # first, so that a longer run killed now does not look finished
             write_whole(output / CONFIG, (json.dumps(record.to_json(), indent=1) + "\n").encode())
         yield start
+
+
+def _require_writable_log(output: Place) -> None:
+    """Raise UsageError if another user's log is there to which this one may not append: a run goes on without its log."""
+    for path in (output / METRICS, output / PUSHES):
+        if isinstance(path, Path) and path.exists() and not os.access(path, os.W_OK):
+            raise UsageError(
+                f"{path} may not be written by user {os.geteuid()}: let its owner run `chmod g+w` on the files of the run,"
+                " or resume as its owner"
+            )
 
 
 def _clear(output: Place, names: list[str], start: Start, *, overwrite: bool) -> None:

@@ -15,8 +15,8 @@ from pipeline.core import command_line
 from pipeline.core.command_line import CONF, Parser
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.extras import require
+from pipeline.core.machine import usable_cores
 from pipeline.core.program import execute
-from trainer.plan import usable_cores
 from trainer.runlog.run_folder import locked, resolve_output
 from trainer.study.plan.cases import check_plan
 from trainer.study.plan.study_plan import Run, StudyPlan, read_plan, seeds_of

@@ -20,6 +20,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.hashing import splitmix64
 from pipeline.core.json_values import fits, parse
 from pipeline.core.shardset.layout import MAX_IMAGE_BYTES, Dtype, KeptColumn, Layout
+from pipeline.core.storage.retries import shortage_of
 from pipeline.core.storage.uri import is_remote
 
 NULL_WORD = 0x6E756C6C6E756C6C  # the hash of a missing value
@@ -193,7 +194,9 @@ def _shape(value: Any) -> tuple[int, int, int]:
 
 @contextmanager
 def broken_is_data_error(path: str) -> Iterator[None]:
-    """Convert errors of pyarrow, Pillow and JSON about a damaged file to DataError. Errors of remote stores pass."""
+    """Convert errors of pyarrow, Pillow and JSON about a damaged file to DataError.
+
+    Errors of remote stores and mounts pass, as OSError, and of a machine that has no threads or open files left."""
     try:
         yield
     except (
@@ -203,6 +206,8 @@ def broken_is_data_error(path: str) -> Iterator[None]:
         Image.DecompressionBombError,
         UnidentifiedImageError,
     ) as error:
+        if shortage := shortage_of(error, path):
+            raise shortage from None
         raise DataError(f"{path} is damaged: {words_of(error)}") from None
     except FileNotFoundError:
         if is_remote(path):
@@ -212,7 +217,7 @@ def broken_is_data_error(path: str) -> Iterator[None]:
         ) from None
     except OSError as error:
         # pyarrow raises OSError for a damaged local file; on a remote store, a retry may help.
-        if is_remote(path) or isinstance(error, PermissionError):
+        if is_remote(path) or isinstance(error, PermissionError) or shortage_of(error, path):
             raise
         raise DataError(f"{path} is damaged: {words_of(error)}") from None
 

@@ -19,6 +19,14 @@ STALL_S = float(os.environ.get("SHARDING_STALL_S", "90"))
 LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG, errno.ELOOP}
 
 
+# Errors of a machine or of a mount, which say nothing about the content of a file.
+SHORTAGES = {
+    errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT,
+    errno.ENOBUFS,
+}  # fmt: skip
+NO_THREAD = "Failed to launch worker thread"  # pyarrow's words, in an error of its own
+
+
 class LastingError(OSError):
     """A permanent error of a file system, such as a missing bucket or a wrong region. It is not retried."""
 
@@ -31,6 +39,13 @@ def is_transient(error: BaseException) -> bool:
     """Return whether a retry may help, as after a lost connection, unlike after a missing file or permission."""
     final = (FileNotFoundError, PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError, LastingError)
     return isinstance(error, OSError) and not isinstance(error, final) and error.errno not in LASTING
+
+
+def shortage_of(error: Exception, path: str) -> OSError | None:
+    """Return an error of the machine or of a mount; None if the error is about the file, which may be damaged."""
+    if isinstance(error, OSError) and error.errno in SHORTAGES:
+        return error
+    return OSError(errno.EAGAIN, NO_THREAD, path) if NO_THREAD in str(error) else None
 
 
 @contextmanager

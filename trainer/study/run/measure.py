@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.atomic import write_durably
-from pipeline.core.command_line import DISTRIBUTION
 from pipeline.core.errors import DivergenceError, JobError
-from pipeline.core.provenance import processor
+from pipeline.core.provenance import installed_version, processor
 from pipeline.core.storage.store import Store
 from trainer.options import Options
 from trainer.runlog.result import Result
@@ -155,7 +154,7 @@ def environment(case: Case) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": version("torch"),
         "numpy": version("numpy"),
-        "sharding": version(DISTRIBUTION),
+        "sharding": installed_version(),
         "code": code_digest(),
         "processor": processor(),
         "cores": os.cpu_count(),

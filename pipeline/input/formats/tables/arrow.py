@@ -11,6 +11,7 @@ import pyarrow as pa
 from pipeline.core.errors import DataError
 from pipeline.core.shardset.schema import words_of
 from pipeline.core.storage.files import FileInfo
+from pipeline.core.storage.retries import shortage_of
 from pipeline.core.storage.store import Store
 from pipeline.input.formats.tables.columns import ColumnTable
 from pipeline.input.formats.tables.table_format import TableFormat
@@ -118,11 +119,13 @@ class ArrowImages(TableFormat):
         )
 
     def open_table(self, store: Store, path: str) -> ColumnTable:
-        """Open a file or stream. Raises DataError if it is broken, and PermissionError if it may not be read."""
+        """Open a file or stream. Raises DataError if it is broken, and OSError if it cannot be read."""
         try:
             is_file = store.read_range(path, 0, len(FILE)) == FILE
             return ArrowFile(store, path) if is_file else ArrowStream(store, path)
         except (pa.ArrowException, MemoryError, OSError) as error:
             if isinstance(error, PermissionError):
                 raise
+            if shortage := shortage_of(error, path):
+                raise shortage from None
             raise DataError(f"{path} is not a whole Arrow file: {words_of(error)}") from None

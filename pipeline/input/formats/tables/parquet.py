@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from pipeline.core.errors import DataError
 from pipeline.core.storage.files import FileInfo
+from pipeline.core.storage.retries import shortage_of
 from pipeline.core.storage.store import Store
 from pipeline.input.formats.tables.columns import ColumnTable
 from pipeline.input.formats.tables.table_format import TableFormat
@@ -42,10 +43,12 @@ class ParquetImages(TableFormat):
         return head[:4] == b"PAR1"
 
     def open_table(self, store: Store, path: str) -> ColumnTable:
-        """Open a Parquet file. Raises DataError if it is broken, and PermissionError if it may not be read."""
+        """Open a Parquet file. Raises DataError if it is broken, and OSError if it cannot be read."""
         try:
             return ParquetTable(pq.ParquetFile(store.open(path), buffer_size=BUFFER_BYTES))
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError) as error:
             if isinstance(error, PermissionError):
                 raise
+            if shortage := shortage_of(error, path):
+                raise shortage from None
             raise DataError(f"{path} is not a whole Parquet file: {str(error).splitlines()[0]}") from None
