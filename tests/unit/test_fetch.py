@@ -76,8 +76,8 @@ class Mirror:
             request.send_header("ETag", self.etag)
         request.end_headers()
         body = self.data[start:] if step is None else self.data[start : start + step]
+        self.sent_bytes += len(body)  # before the reader has them, and looks at the sum
         request.wfile.write(body)
-        self.sent_bytes += len(body)
         if step is not None:
             request.wfile.flush()
             request.close_connection = True
