@@ -152,7 +152,7 @@ fi
 # Java takes the home folder from the user's line in /etc/passwd, which a container's user by number does not have.
 id -un >/dev/null 2>&1 || export SPARK_SUBMIT_OPTS="\${SPARK_SUBMIT_OPTS:-} -Duser.home=\${HOME:-/tmp}"
 # Java ignores TMPDIR, which is needed where the root of the file system is read-only.
-[ -w /tmp ] || [ -z "\${TMPDIR:-}" ] || export SPARK_SUBMIT_OPTS="\${SPARK_SUBMIT_OPTS:-} -Djava.io.tmpdir=\$TMPDIR"
+[ -w /tmp ] || [ -z "\${TMPDIR:-}" ] || export SPARK_SUBMIT_OPTS="\${SPARK_SUBMIT_OPTS:-} -Djava.io.tmpdir=\"\$TMPDIR\""
 # The JVM that only composes spark-submit's command line.
 export SPARK_LAUNCHER_OPTS="\${SPARK_LAUNCHER_OPTS:--XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto}"
 ENV

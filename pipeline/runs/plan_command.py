@@ -223,7 +223,7 @@ def main(argv: Sequence[str]) -> None:
         type=parse_count,
         default=usable_cores(),
         metavar="INT",
-        help="cores of all executors together (default: the cores of this machine)",
+        help="cores of all executors together (default: the cores that this machine or container gives)",
     )
     flags.add_argument(
         "--task-memory-gb",

@@ -82,30 +82,29 @@ def main(argv: Sequence[str]) -> None:
         args = command_line.parse(flags, argv)
         store = configured_store()
         # Listed before the deletion, which leaves nothing to list.
-        remains = leftovers(store, args.uri)
-        remaining: list[str] = []
-        if args.yes and (remains.paths or remains.behind):
+        listed = leftovers(store, args.uri)
+        undeleted: list[str] = []
+        if args.yes and (listed.paths or listed.behind):
             clean(store, args.uri)
             # The store's clock, by which the deletion judges, can differ from this machine's.
-            left = leftovers(store, args.uri)
-            remaining = [path for path in remains.paths if path in left.paths]
-            remains = remains.subtract(left)
-        paths = remains.paths
-        print_some(paths)
-        verb = "deleted" if args.yes else "would be deleted; --yes deletes them"
-        if paths or not remaining:
-            print(
-                f"{len(remains.attempts)} attempts and {len(remains.files)} files: {verb}" if paths else "no leftovers"
-            )
-        if remains.behind:
+            after = leftovers(store, args.uri)
+            undeleted = [path for path in listed.paths if path in after.paths]
+            listed = listed.subtract(after)
+        print_some(listed.paths)
+        if listed.paths:
+            verb = "deleted" if args.yes else "would be deleted; --yes deletes them"
+            print(f"{len(listed.attempts)} attempts and {len(listed.files)} files: {verb}")
+        elif not undeleted:
+            print("no leftovers")
+        if listed.behind:
             verb = "is" if args.yes else "would be"
             print(f"{NAME} is older than the set, because a run was killed during its commit: it {verb} updated")
-        if remains.live:
-            print(f"{len(remains.live)} runs may still be active there: their files are kept")
-        if remaining:
-            print_some(remaining)
+        if listed.live:
+            print(f"{len(listed.live)} runs may still be active there: their files are kept")
+        if undeleted:
+            print_some(undeleted)
             raise JobError(
-                f"{len(remaining)} attempts and files are still there: run it as their owner, unless their run is active by"
+                f"{len(undeleted)} attempts and files are still there: run it as their owner, unless their run is active by"
                 " the store's clock"
             )
         return 0

@@ -233,18 +233,21 @@ def test_defaults_yield_to_spark_submit_and_own_configurations(
 
 
 @pytest.mark.full
-def test_a_program_without_spark_submit_draws_no_bar_into_its_lines(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(
+def run_program(text: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that starts Spark itself."""
+    env = {key: value for key, value in os.environ.items() if key != "PYSPARK_GATEWAY_PORT"}
+    env["PYTHONPATH"] = str(PACKAGE.parent)
+    return subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True, check=False)
+
+
+def test_a_program_without_spark_submit_draws_no_bar_into_its_lines() -> None:
+    done = run_program(
         "import time\n"
         "from pipeline.spark.session import spark_context\n"
         "with spark_context() as context:\n"
         "    context.parallelize(range(2), 2).map(lambda _: time.sleep(1.5)).count()\n"
     )
-    env = {key: value for key, value in os.environ.items() if key != "PYSPARK_GATEWAY_PORT"}
-    env["PYTHONPATH"] = str(PACKAGE.parent)
-    done = subprocess.run(
-        [sys.executable, tmp_path / "program.py"], env=env, capture_output=True, text=True, check=True
-    )
+    assert done.returncode == 0, done.stderr
     assert "Stage" not in done.stderr
 
 
@@ -263,7 +266,7 @@ def test_a_command_delays_the_optimisation_of_its_jvm(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("is_writable", [True, False])
 def test_java_takes_tmpdir_where_it_cannot_write_its_own(monkeypatch: pytest.MonkeyPatch, is_writable: bool) -> None:
-    """As in a container with a read-only root."""
+    """Imitate a container with a read-only root."""
     for name in ("PYSPARK_GATEWAY_PORT", "SPARK_SUBMIT_OPTS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(session, "has_gateway", lambda: False)
@@ -275,9 +278,9 @@ def test_java_takes_tmpdir_where_it_cannot_write_its_own(monkeypatch: pytest.Mon
 
 
 @pytest.mark.full
-def test_a_killed_jvm_is_one_line(tmp_path: Path) -> None:
-    """As the memory limit of a container ends it."""
-    program = (
+def test_a_killed_jvm_is_one_line() -> None:
+    """Kill it as the memory limit of a container does."""
+    done = run_program(
         "from pyspark import SparkContext\n"
         "from pipeline.core.program import execute\n"
         "from pipeline.spark.session import spark_context\n"
@@ -287,9 +290,6 @@ def test_a_killed_jvm_is_one_line(tmp_path: Path) -> None:
         "        return context.parallelize(range(2), 2).count()\n"
         "execute(main, interrupted='')\n"
     )
-    env = {key: value for key, value in os.environ.items() if key != "PYSPARK_GATEWAY_PORT"}
-    env["PYTHONPATH"] = str(PACKAGE.parent)
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("error: Spark's JVM has ended: Killed. If it was killed for want of")
 

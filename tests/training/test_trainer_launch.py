@@ -91,7 +91,7 @@ def test_a_run_keeps_its_bits_whenever_its_fork_server_is_killed(start: Start, u
 
 
 def test_a_folder_that_processes_may_not_enter_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As root's home is, after `su`."""
+    """Imitate root's home folder after `su`."""
     monkeypatch.setattr(os, "access", lambda path, mode: path != ".")
     with pytest.raises(UsageError, match=r"user \d+ may not enter the current folder, /.*: change to another one"):
         fork_server.start_process("worker-0", ())

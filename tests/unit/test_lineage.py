@@ -178,7 +178,7 @@ def test_a_collector_that_fails_costs_a_process_one_wait(
 
 
 def test_a_user_without_a_home_has_no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container that runs as a number."""
+    """Imitate a container that runs as a number."""
 
     def unknown(_: int) -> NoReturn:
         raise KeyError

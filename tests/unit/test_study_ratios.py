@@ -245,7 +245,7 @@ def test_sign_flips_of_many_values_need_little_memory() -> None:
     tracemalloc.start()
     try:
         assert 0 < sign_flip_p(values) < 1
-        assert tracemalloc.get_traced_memory()[1] < 24e6
+        assert tracemalloc.get_traced_memory()[1] < 16e6
     finally:
         tracemalloc.stop()
 

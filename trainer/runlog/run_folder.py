@@ -66,8 +66,6 @@ OWNED = re.compile(
 EARLY = re.compile(
     rf"{re.escape(CONFIG)}|{_DRAFT}|{_LOG}|{_HELD}|{_ROWS}|{CHECKPOINTS}/0{{8}}/[\w.-]+|{SEGMENTS}/(\d+\.(begun|settled)|host-.*)"
 )
-
-
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
