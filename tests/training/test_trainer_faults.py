@@ -137,6 +137,8 @@ def test_a_full_disk_stops_checkpoints_and_no_training(start: Start, small_disk:
     assert state["cause"] == "finished"
     assert state["restarts"] == {"worker": 0, "server": 0, "evaluator": 0}
     assert (run.output / "model.safetensors").exists()
+    used = run.pushes().query("accepted == 1")
+    assert used["version"].tolist() == list(range(1, state["updates"] + 1)), "the log of a full disk has gaps"
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 from functools import partial
@@ -16,17 +17,20 @@ from hypothesis import strategies as st
 from pipeline.core.errors import DataError
 from tests.support.configs import make_config
 from tests.support.full_disk import limited_files
-from trainer.home.place import blocks
+from trainer.coordination.orders import Record, StepMeasurements
+from trainer.home import place
+from trainer.home.place import append_lines, blocks
 from trainer.options import Options
 from trainer.report.terminal import ending
-from trainer.run_files import METRICS
+from trainer.run_files import METRICS, PUSHES
 from trainer.runlog import read
-from trainer.runlog.events import COLUMNS, log_event
+from trainer.runlog.events import COLUMNS, log_event, log_pushes, write_refused_lines
 from trainer.runlog.kinds.base import LogEvent
 from trainer.runlog.kinds.evaluation import EvaluationEvent
 from trainer.runlog.kinds.parse import event_from_json
 from trainer.runlog.kinds.run import ConvergedEvent, EndEvent, GenerationEvent, RestartEvent, RollbackEvent, StartEvent
 from trainer.runlog.kinds.training import EpochEvent, PassEvent
+from trainer.runlog.lines import RefusedLines
 from trainer.runlog.read import best, read_events, read_pushes, surviving_events
 from trainer.runlog.result import summarise
 from trainer.simulate import simulate
@@ -48,15 +52,67 @@ def test_events_are_read_in_order_and_torn_lines_cost_no_whole_one(tmp_path: Pat
     assert read_events(log) == [StartEvent(time=1), EvaluationEvent(version=3), EndEvent(time=2)]
 
 
-def test_a_line_cut_off_by_a_full_disk_costs_only_itself(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_that_a_full_disk_refuses_are_written_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log_event(tmp_path, "epoch", epoch=1)
-    with limited_files((tmp_path / METRICS).stat().st_size + 9):
-        log_event(tmp_path, "epoch", epoch=2)
-        log_event(tmp_path, "epoch", epoch=3)
-    log_event(tmp_path, "epoch", epoch=4)
-    assert [message.partition(": ")[0] for message in caplog.messages] == [f"{tmp_path / METRICS} was not written"] * 2
-    assert [line[:9] for line in (tmp_path / METRICS).read_text().splitlines()] == ['{"event":'] * 3
-    assert [event.epoch for event in read_events(tmp_path / METRICS) if isinstance(event, EpochEvent)] == [1, 4]
+    size = (tmp_path / METRICS).stat().st_size
+    with limited_files(2 * size + 9):
+        for epoch in (2, 3, 4):
+            log_event(tmp_path, "epoch", epoch=epoch)
+        with pytest.raises(OSError, match=METRICS):
+            write_refused_lines(tmp_path)
+    assert logged_epochs(tmp_path) == [1, 2]
+    write_refused_lines(tmp_path)
+    assert logged_epochs(tmp_path) == [1, 2, 3, 4]
+    log_event(tmp_path, "epoch", epoch=5)
+    assert logged_epochs(tmp_path) == [1, 2, 3, 4, 5]
+    assert len((tmp_path / METRICS).read_text().splitlines()) == 5  # a line that was cut off is taken back
+    assert [message.partition(": ")[0] for message in caplog.messages] == [f"{tmp_path / METRICS} was not written"]
+
+
+def logged_epochs(folder: Path) -> list[float | None]:
+    return [event.epoch for event in read_events(folder / METRICS) if isinstance(event, EpochEvent)]
+
+
+def test_a_refused_header_of_the_pushes_stays_the_first_line(tmp_path: Path) -> None:
+    pushes = [(0.5, Record(step, 0, step, step, 0, StepMeasurements(8, 1.5, 4, 0.01), True)) for step in range(3)]
+    with limited_files(20):
+        log_pushes(tmp_path, 1, pushes[:1])
+        log_pushes(tmp_path, 1, pushes[1:2])
+    log_pushes(tmp_path, 1, pushes[2:])
+    lines = (tmp_path / PUSHES).read_text().splitlines()
+    assert lines[0] == COLUMNS
+    assert [line.split(",")[1] for line in lines[1:]] == ["0", "1", "2"]
+
+
+def test_a_cut_off_line_stays_if_another_process_appends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cut-off line cannot be taken back then. It is repeated, behind the other process's line."""
+    path = tmp_path / METRICS
+
+    class SharedFile(io.FileIO):
+        """A file on a disk with room for nine bytes, to which another process appends at once."""
+
+        def write(self, lines: Any) -> int:
+            written = super().write(lines[:9])
+            super().write(b"\nother\n")
+            return written
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, "open", lambda number, *_, **__: SharedFile(number, "ab"), raising=False)
+        rest = append_lines(path, b"first\nsecond\n")
+    assert rest == b"second\n"
+    assert append_lines(path, rest) == b""
+    assert path.read_bytes() == b"first\nsec\nother\nsecond\n"
+
+
+def test_lines_beyond_the_memory_for_them_are_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    refused = RefusedLines(max_bytes=12)
+    path = tmp_path / "away" / METRICS
+    for number in range(4):
+        refused.append(path, b"line%d\n" % number)
+    assert [message.partition(": ")[2] for message in caplog.messages][1:] == ["lines of the log are lost from now on"]
+    path.parent.mkdir()
+    refused.append(path, b"line4\n")
+    assert path.read_bytes() == b"line0\nline1\nline4\n"
 
 
 def test_going_back_voids_what_came_after() -> None:

@@ -39,7 +39,7 @@ from trainer.models.flat_vector import FlatModel
 from trainer.models.metadata import ModelMetadata
 from trainer.run_files import BEST, BEST_OF, METRICS, MODEL
 from trainer.runlog.event_tail import tail_of
-from trainer.runlog.events import log_event
+from trainer.runlog.events import log_event, write_refused_lines
 from trainer.runlog.kinds.base import LogEvent
 from trainer.runlog.kinds.evaluation import EvaluationEvent, HoldoutEvent
 from trainer.runlog.kinds.run import WarningEvent
@@ -120,6 +120,8 @@ class Evaluator:
         """Evaluate the waiting checkpoints, oldest first, and return whether the run has ended and all are done.
 
         Raises OSError if something cannot be read or written now."""
+        # First, because an evaluation that the log does not have is repeated.
+        write_refused_lines(self.work)
         states = checkpoint.marked_states(self.root)
         results = []
         for state in checkpoint.waiting_of(states):
@@ -222,6 +224,7 @@ class Evaluator:
             **self._count_neighbourhoods(evaluation),
             **({"class_names": self.metadata.class_names} if evaluation.classes and self.metadata.class_names else {}),
         )
+        write_refused_lines(self.work)  # later decisions read it
 
     def _count_neighbourhoods(self, evaluation: EvaluationResult) -> dict[str, list[int]]:
         """Return the keys of an ``eval`` event by neighbourhood; empty if rows were not counted by class either."""
@@ -238,6 +241,7 @@ class Evaluator:
             return
         about = {"version": state.version, "generation": state.generation, "epoch": epoch, "seconds": state.seconds}
         log_event(self.work, "holdout", **about, loss=self._evaluate(self.held_out).loss, rows=len(self.held_out))
+        write_refused_lines(self.work)
 
     def _decide_switch(self, state: RunState) -> None:
         """Write the decision to switch if the rule says so by the losses of the epochs up to a checkpoint.

@@ -4,7 +4,6 @@ Both have the few methods of a path that a run needs. The functions below do the
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -164,17 +163,24 @@ def blocks(place: Place, size: int = BLOCK_BYTES) -> Iterator[bytes]:
         yield read_range(place, offset, min(size, length - offset))
 
 
-def append_lines(path: Path, lines: bytes) -> None:
+def append_lines(path: Path, lines: bytes) -> bytes:
     """Append whole lines to a local file in one write, behind a newline if its last line is cut off.
 
-    Raises OSError; a part of the lines may then be in the file, because the write that fills a disk is a short one."""
+    Returns the lines that are not in the file because this has filled the disk; b"" if all are. Raises OSError if there
+    was no room for any."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
     with open(os.open(path, flags, 0o666), "ab", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
-        if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-            lines = b"\n" + lines
-        if file.write(lines) < len(lines):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        newline = b"\n" if size and os.pread(file.fileno(), 1, size - 1) != b"\n" else b""
+        written = file.write(newline + lines)
+        if written == len(newline + lines):
+            return b""
+        # The write that fills a disk is a short one. The line that it has cut off goes again, unless another process
+        # has appended to the file since; the next line is behind a newline then.
+        whole = lines.rfind(b"\n", 0, max(0, written - len(newline))) + 1
+        if file.seek(0, os.SEEK_END) == size + written:
+            file.truncate(size + len(newline) + whole if whole else size)
+        return lines[whole:]
 
 
 def line_blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -5,7 +5,9 @@ its events and logs; it is the home itself if that is local."""
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import shutil
 import tempfile
 import threading
@@ -190,7 +192,8 @@ class WorkFolder:
             ]
             if lines:
                 with path_in_errors(path):
-                    append_lines(path, b"".join(lines))
+                    if append_lines(path, b"".join(lines)):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._known_lines = set()  # from now on the offsets say which lines are new
         except OSError:
             # The next call reads everything again, because these lines are not all in the log.

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from trainer.coordination.orders import Record
 from trainer.coordination.peer_progress import PeerProgress
+from trainer.runlog.events import write_refused_lines
 from trainer.runlog.journal import Journal, Progress
 from trainer.transport.status import RunStatus
 
 MEASURED = ("loss", "accuracy", "images_per_s", "staleness_mean", "staleness_max")
+
+
+def with_log(status: RunStatus, root: Path) -> RunStatus:
+    """Return a status that is finished only when the log has all its lines, after another attempt to write them.
+
+    root: the folder of the log."""
+    try:
+        write_refused_lines(root)
+    except OSError as error:
+        return replace(status, finished=False, trouble=status.trouble or f"the log was not written: {error}")
+    return status
 
 
 def progress_status(progress: Progress, journal: Journal, seconds: float) -> RunStatus:

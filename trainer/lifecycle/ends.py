@@ -20,7 +20,7 @@ from trainer.options import Options
 from trainer.plan import RunPlan
 from trainer.report.terminal import ending
 from trainer.run_files import BEST, BEST_OF, METRICS, PUSHES, RESULT
-from trainer.runlog.events import log_event
+from trainer.runlog.events import log_event, write_refused_lines
 from trainer.runlog.kinds.base import LogEvent
 from trainer.runlog.read import best, evaluations, read_pushes
 from trainer.runlog.result import REPORTED, SUMMARISED, Result, is_best_of, summarise
@@ -96,6 +96,7 @@ def log_end(work: WorkFolder, status: RunStatus, cause: str, error: BaseExceptio
     version = status.version
     why = {} if error is None else {"error": one_line(error)}
     log_event(work.folders.work, "end", cause=cause, seconds=status.seconds, version=version, updates=version, **why)
+    write_refused_lines(work.folders.work)
     work.settle()  # raises if another start leads the run now, before result.json is written
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -12,25 +11,29 @@ from pathlib import Path
 from typing import Any
 
 from trainer.coordination.orders import Record
-from trainer.home.place import append_lines
 from trainer.run_files import METRICS, PUSHES
 from trainer.runlog.kinds.parse import KINDS
-
-logger = logging.getLogger(__name__)
+from trainer.runlog.lines import RefusedLines
 
 COLUMNS = (
     "generation,version,worker,clock,version_pulled,staleness,examples,loss,correct,seconds,accepted,step_s,read_s"
 )
 
+REFUSED = RefusedLines()  # of the logs that this process writes
+
 
 def append(path: Path, data: str) -> None:
     """Append lines to a file in one write, so that lines of several processes never mix.
 
-    A full disk costs these lines but does not fail the run: the error becomes a warning on stderr."""
-    try:
-        append_lines(path, data.encode())
-    except OSError as error:
-        logger.warning(f"{path} was not written: {error}")
+    A full disk does not fail the run: the lines are written with later ones, and the error is a warning on stderr."""
+    REFUSED.append(path, data.encode())
+
+
+def write_refused_lines(root: Path) -> None:
+    """Write the lines of a run's log that a full disk has refused so far. Raises OSError if it still does.
+
+    root: the folder of the log."""
+    REFUSED.write(root)
 
 
 # The clock of logged events, in seconds since 1970. A simulation sets its own.
@@ -66,7 +69,7 @@ def log_pushes(root: Path, generation: int, pushes: Iterable[tuple[float, Record
     if not lines:
         return
     path = root / PUSHES
-    if not path.exists():
+    if not REFUSED.has(path) and not (path.exists() and path.stat().st_size):
         lines.insert(0, COLUMNS + "\n")
     append(path, "".join(lines))
 

@@ -17,6 +17,7 @@ from trainer.coordination.orders import Order, StepMeasurements
 from trainer.gossip.rounds import EMPTY, Pool
 from trainer.leader.background import Background
 from trainer.leader.leader import Follower, Leader
+from trainer.leader.status import with_log
 from trainer.server.endpoint import Endpoint
 from trainer.server.slice_server import SliceServer
 from trainer.transport.agreement import Agreement
@@ -374,9 +375,10 @@ class Server:
             leader.pushed(server, worker, message.session, message.clock, now)
 
     def _status(self, leader: Leader, now: float) -> RunStatus:
-        """Return the leader's status, with the number of malformed messages and the reason for a missing checkpoint."""
+        """Return the leader's status, with the malformed messages and the reason for a missing checkpoint or log."""
         trouble = self.slice_server.trouble or leader.trouble(now)
-        return replace(leader.status(now), malformed=self.malformed, trouble=trouble)
+        status = replace(leader.status(now), malformed=self.malformed, trouble=trouble)
+        return with_log(status, self.folders.work)
 
     def _worker(self, index: int) -> int:
         """Return a worker's index. Raises MalformedMessageError if there is no such worker."""

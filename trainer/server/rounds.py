@@ -13,6 +13,7 @@ from trainer.exchange.neighbours import NeighbourExchange
 from trainer.leader.background import Background
 from trainer.leader.neighbours import NeighbourLeader
 from trainer.leader.rounds import RoundsLeader
+from trainer.leader.status import with_log
 from trainer.leader.worker_messages import FromWorker
 from trainer.server.endpoint import Endpoint
 from trainer.transport.agreement import Agreement
@@ -52,6 +53,7 @@ class RoundsServer:
         body_bytes = max(BODY_BYTES, 4 * facts.elements, most_examples_bytes(config.data.gossip))
         self.socket = serve(self.context, endpoint.address, endpoint.secret, body_bytes, endpoint.listener)
         self.background = Background()
+        self.work = endpoint.folders.work
         self.identities: dict[int, bytes] = {}  # connections of workers, as addresses of messages
         # All workers share the model of the run, or each has one of its own.
         leads = NeighbourLeader if isinstance(config.exchange, NeighbourExchange) else RoundsLeader
@@ -155,8 +157,9 @@ class RoundsServer:
         return None
 
     def _status(self, now: float) -> RunStatus:
-        """Return the leader's status, with the number of malformed messages and the reason for a missing checkpoint."""
-        return replace(self.leader.status(now), malformed=self.malformed, trouble=self.leader.trouble(now))
+        """Return the leader's status, with the malformed messages and the reason for a missing checkpoint or log."""
+        status = replace(self.leader.status(now), malformed=self.malformed, trouble=self.leader.trouble(now))
+        return with_log(status, self.work)
 
     def _worker(self, index: int) -> int:
         """Return a worker's index. Raises MalformedMessageError if there is no such worker."""
