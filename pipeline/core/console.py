@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, TextIO
+from unicodedata import category
 
 TEXT = "text"
 JSON = "json"
@@ -72,6 +73,15 @@ def say(
     """
     line = json_line(logger, message, level=level, fields=fields) if is_json() else text or message
     print(line, file=file or sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """Return a text with its control characters escaped.
+
+    A name in somebody else's data could otherwise move the cursor of a terminal and overwrite other lines."""
+    if text.isprintable():
+        return text
+    return "".join(ascii(char)[1:-1] if category(char) in ("Cc", "Cs", "Zl", "Zp") else char for char in text)
 
 
 def json_line(

@@ -144,6 +144,6 @@ def fail(line: str, code: int, debug: bool) -> int:
         import traceback
 
         traceback.print_exc()
-    text = " ".join(line.split())
+    text = console.printable(" ".join(line.split()))
     console.say("sharding", text, text=f"error: {text}", level="error", fields={"exit_code": code})
     return code

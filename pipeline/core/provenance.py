@@ -15,7 +15,10 @@ from pathlib import Path
 DISTRIBUTION = "distribution-aware-sharding"  # the name in pyproject.toml, under which installed metadata are found
 # Of a URI. In Azure's abfss://container@account/path, the container comes before the @.
 CREDENTIALS = re.compile(r"(?<=://)(?:(?<!\babfs://)(?<!\babfss://)|(?=[^/@\s]*:))[^/@\s]+@")
-SECRET = re.compile(r"(?i)secret|passw|token|jaas|credential|signature")
+SECRET = re.compile(
+    r"(?i)secret|passw|token|jaas|credential|signature|(?:keystore|account|access|private|api)[._-]?key"
+)
+KAFKA = "--kafka-option"  # whose values may all be secret
 HIDDEN = "***"
 
 
@@ -68,12 +71,16 @@ def command(argv: list[str] | None = None) -> str:
 
 
 def _hide_secrets(arguments: list[str]) -> list[str]:
-    """Hide the values of arguments whose text names a secret, and credentials in URIs."""
+    """Hide the values of arguments whose text names a secret, Kafka's properties, and credentials in URIs."""
     public: list[str] = []
     for argument in arguments:
         name, is_pair, _ = argument.partition("=")
         follows = bool(public) and public[-1].startswith("--") and SECRET.search(public[-1]) and "=" not in public[-1]
-        if follows:
+        if name == KAFKA and is_pair:
+            argument = f"{KAFKA}={argument.split('=')[1]}={HIDDEN}"  # of --kafka-option=KEY=VALUE
+        elif public and public[-1] == KAFKA:
+            argument = f"{name}={HIDDEN}"
+        elif follows:
             argument = HIDDEN
         elif is_pair and SECRET.search(argument):
             argument = f"{name}={HIDDEN}"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pipeline.core import command_line
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.program import execute
-from pipeline.core.shardset.attempt import ATTEMPTS, Attempt, seems_alive
+from pipeline.core.shardset.attempt import ATTEMPTS, Attempt, refuse_link, seems_alive
 from pipeline.core.shardset.commit import own_files, remove_leftovers, unlisted_files
 from pipeline.core.shardset.manifest import read_committed
 from pipeline.core.shardset.versions import NAME, is_behind
@@ -50,6 +50,7 @@ def leftovers(store: Store, uri: str) -> Leftovers:
     uri = store.resolve(uri)
     if not store.exists(uri):
         raise UsageError(f"{uri} does not exist; name the folder of a shard set")
+    refuse_link(uri)
     committed = read_committed(store, uri)
     attempts = [entry for entry in store.list(f"{uri}/{ATTEMPTS}") if entry.is_dir]
     live = [entry.path for entry in attempts if seems_alive(store, uri, entry.name)]

@@ -37,7 +37,7 @@ def describe(shards: ShardSet) -> list[tuple[str, str]]:
         sizes_text = f"{len(near)} neighbourhoods of {min(sizes):,} to {max(sizes):,} rows, {sparse} sparse"
         lines.append(("groups", sizes_text))
     lines += [
-        ("copies", f"{manifest.copies:,} ({manifest.copies / manifest.rows:.2%} of the rows)"),
+        ("copies", f"{manifest.copies:,} ({manifest.copies / max(manifest.rows, 1):.2%} of the rows)"),
         ("files", f"{len(shards.files())}, {size / 1e6:.1f} MB" if not only else "none, only the assignment"),
     ]
     if manifest.evaluation:

@@ -26,6 +26,7 @@ from trainer.checkpoints.read import whole
 from trainer.config import Config, RunFacts
 from trainer.home.folders import Folders
 from trainer.home.work import WorkFolder
+from trainer.launch.run import read_secret
 from trainer.launch.supervisor import Supervisor
 from trainer.options import Options, parse_roles
 from trainer.plan import plan
@@ -198,6 +199,17 @@ def _supervisor(config: Config, facts: RunFacts, options: Options, output: Path)
     work = WorkFolder(Folders.from_home(output))
     roles = options.roles or ()
     return Supervisor(config, facts, options, options.addresses, Secret("0123456789abcdef"), work, roles)
+
+
+def test_a_token_that_all_users_can_read_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef")
+    options = Options(token_file=token)
+    config = make_config("s", tmp_path)
+    for mode, lines in ((0o600, 0), (0o640, 0), (0o644, 1)):
+        token.chmod(mode)
+        assert read_secret(config, options).token == "0123456789abcdef"
+        assert capsys.readouterr().err.count(f"chmod 600 {token}") == lines
 
 
 def test_a_host_stays_for_its_slice_of_the_last_checkpoint(tmp_path: Path) -> None:

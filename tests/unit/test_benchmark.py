@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -37,6 +38,7 @@ from trainer.benchmark.experiment import QUICK, Experiment, experiment_from_flag
 from trainer.benchmark.problems import HIGGS, YEAR, Problem, generate, write_problem
 from trainer.benchmark.records import PlannedRun, RunTimings
 from trainer.benchmark.results import published
+from trainer.benchmark.systems import all_gather
 from trainer.benchmark.systems.all_gather import start_all_gather
 from trainer.benchmark.systems.descent import LOCAL_STEPS, Descent, Gather, TaskRows, descend
 from trainer.benchmark.systems.measure import Setup, measure
@@ -200,6 +202,17 @@ def test_a_client_without_the_key_is_refused_by_an_all_gather() -> None:
         pass
     with exchange.connect(0) as rank:
         np.testing.assert_array_equal(rank.all_gather(np.ones(2)), np.ones((1, 2)))
+
+
+def test_a_port_scan_ends_no_all_gather(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_gather, "SILENCE_S", 1)
+    exchange = start_all_gather("127.0.0.1", 1)
+    socket.create_connection((exchange.host, exchange.port)).close()
+    with socket.create_connection((exchange.host, exchange.port)) as garbage:
+        garbage.sendall(b"GET / HTTP/1.0\r\n\r\n" * 20)
+        # One that says nothing is given up.
+        with socket.create_connection((exchange.host, exchange.port)), exchange.connect(0) as rank:
+            np.testing.assert_array_equal(rank.all_gather(np.ones(2)), np.ones((1, 2)))
 
 
 def test_configurations_are_those_of_the_thesis() -> None:

@@ -24,6 +24,9 @@ MAIN = str(Path(str(pipeline.__file__)).parent / "__main__.py")
             "python a.py --option 'kafka.ssl.keystore.password=***'",
         ),
         (["a.py", "--api-token", "word"], "python a.py --api-token '***'"),
+        (["a.py", "--kafka-option", "ssl.keystore.key=---a=b"], "python a.py --kafka-option 'ssl.keystore.key=***'"),
+        (["a.py", "--kafka-option=fetch.max.wait.ms=5"], "python a.py '--kafka-option=fetch.max.wait.ms=***'"),
+        (["a.py", "--conf", "fs.azure.account.key.a=w"], "python a.py --conf 'fs.azure.account.key.a=***'"),
     ],
 )
 def test_the_command_is_as_typed(argv: list[str], text: str, monkeypatch: pytest.MonkeyPatch) -> None:

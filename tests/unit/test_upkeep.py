@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Collection
@@ -12,11 +13,15 @@ from typing import Any, NoReturn
 
 import pytest
 
+from pipeline.core.errors import UsageError
+from pipeline.core.program import fail
+from pipeline.core.reporting.tables import two_column_table
 from pipeline.core.shardset import attempt as attempts
 from pipeline.core.shardset import damage
 from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.shardset.contract import Manifest
-from pipeline.core.shardset.manifest import ShardSet, open_committed
+from pipeline.core.shardset.manifest import ShardSet, materialize_command, open_committed
+from pipeline.core.shardset.parts import Input, Worker
 from pipeline.core.storage.store import Store
 from pipeline.input.dataset import serial
 from pipeline.upkeep import verify as verify_command
@@ -197,6 +202,34 @@ def test_clean_says_what_it_could_not_delete(tmp_path: Path, capsys: Capture, mo
     assert said.out.splitlines()[-1] == str(attempt)
     assert "deleted" not in said.out
     assert said.err.startswith("error: 1 attempts and files are still there: run it as their owner, ")
+
+
+@pytest.mark.parametrize("flags", [(), ("--yes",)])
+def test_a_link_in_place_of_the_attempts_is_refused(tmp_path: Path, flags: tuple[str, ...], capsys: Capture) -> None:
+    """The files behind it are somebody else's, and would be deleted as those of dead attempts."""
+    (tmp_path / "theirs" / "photos").mkdir(parents=True)
+    (tmp_path / "theirs" / "notes.txt").write_text("mine")
+    commit(Store(), tmp_path / "set", "first", 2)
+    (tmp_path / "set" / "_attempts").symlink_to(tmp_path / "theirs")
+    assert ended("clean", tmp_path / "set", *flags) == 2
+    with pytest.raises(UsageError, match=r"_attempts is a symbolic link to .*theirs"):
+        Attempt(Store(), str(tmp_path / "set")).__enter__()
+    assert sorted(path.name for path in (tmp_path / "theirs").iterdir()) == ["notes.txt", "photos"]
+    assert "symbolic link" in capsys.readouterr().err
+
+
+def test_names_of_foreign_data_cannot_write_over_a_terminal(capsys: Capture) -> None:
+    """Class names come from folders of data, and may hold what moves a cursor."""
+    text = two_column_table([("labels", "cat\x1b[1A\x1b[2K\nfiles  intact"), ("names", "žluťoučký\u2028鱼")])
+    assert text.splitlines() == [r"  labels  cat\x1b[1A\x1b[2K\nfiles  intact", r"  names   žluťoučký\u2028鱼"]
+    fail("no class \x1b[31mred\x07", 2, debug=False)
+    assert capsys.readouterr().err == "error: no class \\x1b[31mred\\x07\n"
+
+
+def test_a_command_to_run_next_is_quoted() -> None:
+    manifest = Manifest(num_workers=1, workers=[Worker(files=[])], input=Input(uri="/raw; touch x"))
+    command = materialize_command(ShardSet(Store(), "/my sets/a", manifest))
+    assert shlex.split(command)[3:6] == ["/my sets/a", "--input", "/raw; touch x"]
 
 
 def test_what_a_killed_first_run_moved_is_left_over_too(tmp_path: Path) -> None:

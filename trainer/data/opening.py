@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from contextlib import suppress
 
 import numpy as np
@@ -95,8 +96,8 @@ def _check_workers(shards: Shards) -> None:
     empty = [worker for worker in range(count) if not shards.worker_rows(worker)]
     if empty:
         fewer = max(1, count - len(empty))
+        source, target = shlex.quote(shards.uri), shlex.quote(f"{shards.uri}-{fewer}")
         raise DataError(
             f"{shards.uri}: {len(empty)} of {count} workers have no rows (the first is {empty[0]}), and a worker"
-            f" without rows cannot train; run sharding reshard --input {shards.uri} --output {shards.uri}-{fewer}"
-            f" --workers {fewer}"
+            f" without rows cannot train; run sharding reshard --input {source} --output {target} --workers {fewer}"
         )

@@ -89,19 +89,20 @@ def load(run: str | Path, *, best: bool = False) -> Classifier:
     with unreadable_is_data_error(str(run)):
         data = path.read_bytes()
         metadata, spec = _read_metadata(path)
+    try:
+        tensors = load_tensors(data)
+    except SafetensorError as error:
+        raise DataError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
+    if not isinstance(spec, OwnModel):
+        _check_shapes(path, metadata, spec, tensors)
     # The initial parameters are replaced: fork_rng keeps them from changing the state of torch's generator.
     with torch.random.fork_rng(devices=[]):
-        try:
-            network = spec.make(metadata.chw, metadata.classes or 1)
-        except Exception as error:  # such as a shape that the model does not support, or far more than there is memory
-            if isinstance(spec, OwnModel):
-                raise
-            raise _broken(path, error) from None
+        network = spec.make(metadata.chw, metadata.classes or 1)
     try:
         # BatchNorm's number of batches is an integer, which is not trained, and so is not in the file.
-        missing, unexpected = network.load_state_dict(load_tensors(data), strict=False)
-    except (SafetensorError, RuntimeError) as error:
-        raise DataError(f"{path} is damaged, or of another network: {' '.join(str(error).split())[:200]}") from None
+        missing, unexpected = network.load_state_dict(tensors, strict=False)
+    except RuntimeError as error:
+        raise DataError(f"{path} is of another network: {' '.join(str(error).split())[:200]}") from None
     absent = [name for name in missing if network.state_dict()[name].is_floating_point()]
     if absent or unexpected:
         raise DataError(f"{path} is of another network: {(absent + list(unexpected))[0]} has no counterpart")
@@ -126,6 +127,22 @@ def _advice(place: Place) -> str:
     if (place / MANIFEST).exists():
         return "it is a shard set, and holds no model; give the folder of a run"
     return "give the folder of a run that has ended"
+
+
+def _check_shapes(path: Place, metadata: ModelMetadata, spec: ModelSpec, tensors: dict[str, Tensor]) -> None:
+    """Raise DataError if a built-in network does not fit the tensors of a file.
+
+    Allocates no memory for the network: metadata of a small file may describe one that is larger than the memory."""
+    try:
+        with torch.device("meta"):
+            network = spec.make(metadata.chw, metadata.classes or 1)
+    except Exception as error:  # such as a shape that the model does not support
+        raise _broken(path, error) from None
+    shapes = {name: value.shape for name, value in tensors.items()}
+    expected = {name: value.shape for name, value in network.state_dict().items() if value.is_floating_point()}
+    for name in expected | shapes:
+        if expected.get(name) != shapes.get(name):
+            raise DataError(f"{path} is of another network: {name} has no counterpart")
 
 
 def _read_metadata(path: Place) -> tuple[ModelMetadata, ModelSpec]:

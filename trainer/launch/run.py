@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+import shlex
+import stat
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
@@ -222,4 +224,11 @@ def read_secret(config: Config, options: Options) -> Secret:
         raise UsageError(
             f"--token-file {options.token_file} holds {len(token)} characters; write at least 16 random ones"
         )
+    mode = stat.S_IMODE(options.token_file.stat().st_mode)
+    if mode & stat.S_IROTH:
+        text = (
+            f"--token-file {options.token_file} can be read by every user of this host (mode {mode:o}), who could join the"
+            f" run and read its messages: chmod 600 {shlex.quote(str(options.token_file))}"
+        )
+        console.say("sharding.training", text, level="warning")
     return Secret(token, encryption)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from pipeline.core.console import printable
+
 
 def table(
     rows: Sequence[Sequence[str]], header: Sequence[str] = (), *, right: Collection[int] = (), indent: str = ""
 ) -> str:
     """Return cells as aligned columns, two spaces apart, with one line per row. Raises ValueError for unequal rows.
+
+    Control characters are escaped.
 
     Args:
         rows: the cells, row by row.
@@ -16,7 +20,7 @@ def table(
         right: columns, counted from 0, to align to the right, as for numbers.
         indent: text before each line.
     """
-    lines = [header, *rows] if header else list(rows)
+    lines = [list(map(printable, line)) for line in ([header, *rows] if header else rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
 
     def aligned_cell(column: int, cell: str) -> str:

@@ -165,6 +165,7 @@ class Attempt:
                 f"--output {self.output} is a symbolic link to {os.readlink(self.output)}, which does not exist; create it,"
                 " or choose another folder"
             )
+        refuse_link(self.output)
         for tried in range(CLAIM_TRIES):
             # Runs that began together would otherwise be in each other's way again.
             time.sleep(random.uniform(0, CLAIM_PAUSE_S) * tried)
@@ -298,6 +299,17 @@ def try_claim(store: Store, output: str) -> Iterator[Attempt]:
     finally:
         for folder in missing:
             store.remove_empty(folder)
+
+
+def refuse_link(output: str) -> None:
+    """Raise UsageError if a local output's folder of attempts is a symbolic link.
+
+    Entries of dead attempts are deleted, and a link would lead to a folder elsewhere."""
+    folder = f"{output}/{ATTEMPTS}"
+    if not is_remote(output) and os.path.islink(folder):
+        raise UsageError(
+            f"{folder} is a symbolic link to {os.readlink(folder)}, whose files would be deleted: remove it"
+        )
 
 
 def _missing_folders(store: Store, path: str) -> list[str]:

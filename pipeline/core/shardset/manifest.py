@@ -6,6 +6,7 @@ version (versions.py), and this project's own readers check that it is up to dat
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -128,7 +129,8 @@ def materialize_command(shards: ShardSet) -> str:
         same = "DataFrame" if named else "DataFrame and id_column"
         return f"pipeline.materialize(assignment={shards.uri!r}, ...) from the same {same}"
     ids = " --id-column NAME" if names_table(uri) and not named else ""
-    return f"sharding materialize --assignment {shards.uri} --input {uri}{ids} --output {shards.uri}-shards"
+    assignment, source, output = map(shlex.quote, (shards.uri, uri, f"{shards.uri}-shards"))
+    return f"sharding materialize --assignment {assignment} --input {source}{ids} --output {output}"
 
 
 def require_rows(shards: ShardSet) -> ShardSet:
