@@ -19,6 +19,7 @@ from pipeline.core.errors import JobError
 from pipeline.core.shardset.schema import value_hashes
 from pipeline.input.dataset import Block
 from pipeline.strategies.base import Grouping
+from pipeline.strategies.checks import check_numbers
 
 
 class BlockDeliveries(NamedTuple):
@@ -84,11 +85,15 @@ class Dealing:
         return self.grouping.reads_images
 
     def deliveries(self, chunk: int, blocks: Iterator[Block]) -> Iterator[BlockDeliveries]:
-        """Yield each block of a chunk with the workers that its rows' groups and ranks give them."""
+        """Yield each block of a chunk with the workers that its rows' groups and ranks give them.
+
+        Raises JobError for a grouping that returns anything else than a group and a worker for each row."""
         offsets = self.offsets[chunk].copy()
         for block in blocks:
-            groups = self.grouping.groups(block)
+            rows = len(block.ids)
+            groups = check_numbers(self.grouping.groups(block), "groups", self.grouping, rows, len(self.table.sizes))
             owners = self.grouping.workers(block.ids, groups, ranks(groups, offsets), self.table)
+            owners = check_numbers(owners, "workers", self.grouping, rows, self.num_workers)
             yield BlockDeliveries(block, groups, *deliver_rows(owners, self.table.sparse[groups], self.num_workers))
 
 

@@ -10,18 +10,25 @@ from typing import Any, ClassVar
 import pytest
 from pyspark.sql import SparkSession
 
+from pipeline.assignment.groups import GroupTable
+from pipeline.core.arrays import Ints
 from pipeline.core.errors import JobError
+from pipeline.input.dataset import Block
 from pipeline.input.read_options import ReadOptions
 from pipeline.output.writer import WrittenChunk, WrittenFile
+from pipeline.runs.api import shard_request
 from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
 from pipeline.runs.steps import write
 from pipeline.runs.steps.run import ShardingResult
 from pipeline.spark.progress import PhaseLog
 from pipeline.strategies import Context, FitResult, Strategy
+from pipeline.strategies.base import OneGroup, row_counts
 from pipeline.strategies.stratified import Stratified
 from tests.conftest import make_rows, write_binary
 from tests.unit.test_verification import RARE, RECORD_BYTES, ROWS
+
+READ_OPTIONS = ReadOptions("cifar10-binary", (3, 8, 8))
 
 
 @dataclass(frozen=True)
@@ -54,9 +61,7 @@ def sharded(
     workers: int = 4,
     overwrite: bool = False,
 ) -> ShardingResult:
-    request = Request(
-        str(source), str(output), workers, overwrite=overwrite, read_options=ReadOptions("cifar10-binary", (3, 8, 8))
-    )
+    request = Request(str(source), str(output), workers, overwrite=overwrite, read_options=READ_OPTIONS)
     return shard(spark.sparkContext, request, Interrupted(meanwhile=meanwhile), PhaseLog(quiet=True))
 
 
@@ -69,6 +74,55 @@ def replace_bytes(path: Path, offset: int, data: bytes) -> None:
     with path.open("r+b") as file:
         file.seek(offset)
         file.write(data)
+
+
+@dataclass(frozen=True)
+class Faulty(OneGroup):
+    """A grouping of a user's own that adds ``shift`` to groups and workers, and deals all rows to few workers."""
+
+    shift: tuple[int, int] = (0, 0)
+    neighbourhoods: bool = False
+
+    def groups(self, block: Block) -> Ints:
+        return super().groups(block) + self.shift[0]
+
+    def workers(self, ids: Ints, groups: Ints, ranks: Ints, table: GroupTable) -> Ints:
+        return ids % 2 + self.shift[1]
+
+
+@dataclass(frozen=True)
+class FaultyStrategy(Strategy):
+    name: ClassVar[str] = "faulty"
+    grouping: Faulty = field(default_factory=Faulty)
+
+    def fit(self, context: Context) -> FitResult:
+        return FitResult(self.grouping, row_counts(context))
+
+    def params(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("grouping", "line"),
+    [
+        (Faulty((1, 0)), r"the grouping Faulty returned groups 1 to 1: groups\(\) must return int64 .* from 0 to 0"),
+        (Faulty((0, 1)), r"the grouping Faulty returned workers 1 to 2: workers\(\) must return int64 .* from 0 to 1"),
+        (Faulty((0, -1)), "the grouping Faulty returned workers -1 to 0"),
+        (Faulty((0, 0), neighbourhoods=True), r"the strategy faulty deals \d+ rows to worker 0 and counts \d+: "),
+    ],
+)
+def test_the_fault_of_an_own_strategy_names_it(
+    spark: SparkSession, source: Path, tmp_path: Path, grouping: Faulty, line: str
+) -> None:
+    output = tmp_path / "out"
+    workers = 3 if grouping.neighbourhoods else 2
+    request = Request(str(source), str(output), workers, allow_empty=True, read_options=READ_OPTIONS)
+    with pytest.raises(JobError, match=line) as caught:
+        shard_request(
+            request, FaultyStrategy(grouping=grouping), spark=spark, report=False, progress=PhaseLog(quiet=True)
+        )
+    assert "\n" not in str(caught.value)
+    assert not output.exists()
 
 
 def test_an_undisturbed_set_has_the_declared_copies(spark: SparkSession, source: Path, tmp_path: Path) -> None:

@@ -80,6 +80,18 @@ def careless(parameters: list[Any]) -> Optimizer:
     return Careless(parameters, lr=0.1)
 
 
+class Replacing(SGD):
+    """Makes a new tensor of its parameter in every step."""
+
+    def step(self, closure: Any = None) -> Any:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data = parameter.data - self.param_groups[0]["lr"] * parameter.grad
+
+
+def replacing(parameters: list[Any]) -> Optimizer:
+    return Replacing(parameters, lr=0.1)
+
+
 class Scheduled(SGD):
     """Looks its factor up by a counter that must be an int."""
 

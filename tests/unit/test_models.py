@@ -474,6 +474,36 @@ def wide(image_shape, num_classes):
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes + 1))
 def leaving(image_shape, num_classes):
     raise SystemExit(0)
+class Net(nn.Module):
+    def __init__(self, shape, outputs, step):
+        super().__init__()
+        self.linear = nn.Linear(shape[0] * shape[1] * shape[2], outputs)
+        self.step = step
+        self.register_buffer("mean", torch.zeros(()))
+    def forward(self, images):
+        outputs = self.linear(images.flatten(1))
+        return self.step(self, outputs) if self.training else outputs
+def average(net, outputs):
+    net.mean = 0.9 * net.mean + 0.1 * outputs.detach().mean()
+    return outputs
+def average_in_place(net, outputs):
+    net.mean.mul_(0.9).add_(1.0)
+    return outputs + torch.rand(())
+def clamp(net, outputs):
+    net.linear.weight.data = net.linear.weight.data.clamp(-1, 1)
+    return outputs
+def averaging(image_shape, num_classes):
+    return Net(image_shape, num_classes, average)
+def clamping(image_shape, num_classes):
+    return Net(image_shape, num_classes, clamp)
+def in_place(image_shape, num_classes):
+    net = Net(image_shape, num_classes, average_in_place)
+    net.made_by = in_place
+    return net
+def auxiliary(image_shape, num_classes):
+    return Net(image_shape, num_classes, lambda net, outputs: (outputs, outputs))
+def evaluating(image_shape, num_classes):
+    return Net(image_shape, num_classes, lambda net, outputs: outputs[5])
 """
 
 
@@ -499,12 +529,25 @@ def test_a_model_of_the_users_own_is_found_in_the_current_directory(own: None) -
     assert all(torch.equal(a, b) for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True))
 
 
+def test_the_check_of_an_own_model_leaves_no_trace(own: None) -> None:
+    """Neither in its buffers, which a forward pass in training mode changes, nor in torch's generator."""
+    built = _make("own_net:in_place", (3, 4, 4), 5)
+    assert built.model.training
+    assert built.model.mean == 0
+    states = []
+    for make in (built.model.made_by, model_from_json({"name": "own_net:in_place"}).make):
+        torch.manual_seed(1)
+        make((3, 4, 4), 5)
+        states.append(torch.random.get_rng_state())
+    assert torch.equal(*states)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("own_nets:good", "there is no module own_nets in .*run from the folder that contains it"),
         ("own_net.deep:good", "no module own_net.deep"),
-        ("own_net:goode", "own_net.py has no function goode; it has: good, leaving, listed, raising, wide"),
+        ("own_net:goode", "own_net.py has no function goode; it has: auxiliary, average, average_in_place, "),
         ("own_net:number", "has no function number"),
         ("itertools:good", "--model itertools:good: itertools has no function good; it has: "),
         ("own_folder:good", "own_folder has no function good; it has: none$"),
@@ -517,6 +560,10 @@ def test_a_model_of_the_users_own_is_found_in_the_current_directory(own: None) -
         ("own_net:leaving", r"--model own_net:leaving fails: it calls sys.exit\(0\): remove that, or move it below if"),
         ("own_script:good", r"the import of own_script fails: it calls sys.exit\('no data'\): remove that, or"),
         ("own_net:wide", r"turned 2 images into \(2, 11\): it must return logits \(2, 10\)"),
+        ("own_net:averaging", r"replaces its tensor mean in forward\(\), .*; change it in place"),
+        ("own_net:clamping", r"replaces its tensor linear.weight in forward\(\), .*; change it in place"),
+        ("own_net:auxiliary", r"turned 2 images into \(\) in training mode: it must return logits"),
+        ("own_net:evaluating", "--model own_net:evaluating fails in training mode: IndexError: "),
     ],
 )
 def test_a_wrong_model_of_the_users_own_is_refused_in_one_line(own: None, name: str, message: str) -> None:

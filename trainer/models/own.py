@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import os
@@ -40,12 +41,16 @@ class OwnModel(ModelSpec):
         return self.reference
 
     def make(self, shape: tuple[int, int, int], num_outputs: int) -> nn.Module:
-        """Return the function's model. Raises UsageError if it fails, or does not turn two black images into logits.
+        """Return the function's model in training mode.
 
-        The check is made here, so that it does not fail in a worker."""
+        Raises UsageError if it fails, does not turn two black images into logits, or replaces its tensors in training.
+        These checks are made here, so that the model does not fail in a worker."""
         function = self.function()
         try:
-            return _check_outputs(function(shape, num_outputs), self.reference, shape, num_outputs)
+            model = function(shape, num_outputs)
+            _check_outputs(model, self.reference, shape, num_outputs)
+            _check_training(model, self.reference, shape, num_outputs)
+            return model.train()  # type: ignore[no-any-return]  # checked to be a module
         except UsageError:
             raise
         except USER_ERRORS as error:
@@ -97,11 +102,10 @@ def describe_error(error: BaseException) -> str:
     return hiding_file(error) or f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def _check_outputs(model: Any, reference: str, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-    """Return the user's model in training mode.
+def _check_outputs(model: Any, reference: str, shape: tuple[int, int, int], num_classes: int) -> None:
+    """Raise UsageError if a user's model is no torch module, or does not turn two black images into logits.
 
-    Raises UsageError if it is no torch module, or does not turn two black images into logits. A single logit per image
-    will do for two classes.
+    A single logit per image will do for two classes.
 
     Args:
         model: the result of the user's function.
@@ -117,9 +121,40 @@ def _check_outputs(model: Any, reference: str, shape: tuple[int, int, int], num_
     # In evaluation mode BatchNorm keeps its statistics; two images show a model that loses the batch dimension.
     with torch.no_grad():
         outputs = model.eval()(torch.zeros(2, *shape))
+    _check_logits(outputs, reference, num_classes, "")
+
+
+def _check_training(model: nn.Module, reference: str, shape: tuple[int, int, int], num_classes: int) -> None:
+    """Raise UsageError if a user's model fails in training mode, or replaces a tensor of its state there.
+
+    A worker's tensors are views of one vector, which servers and checkpoints see: a new tensor in place of one would be
+    trained or saved no more. Takes the memory of a second model for a moment; see ``_check_outputs`` for the arguments."""
+    import torch
+
+    try:
+        trained = copy.deepcopy(model).train()  # BatchNorm changes its statistics in training
+    except Exception:  # not every module can be copied
+        return
+    state = {name: tensor for name, tensor in trained.state_dict(keep_vars=True).items() if tensor.is_floating_point()}
+    places = {name: tensor.data_ptr() for name, tensor in state.items()}
+    try:
+        with torch.random.fork_rng(devices=[]):  # of a dropout
+            outputs = trained(torch.zeros(2, *shape))
+    except USER_ERRORS as error:
+        raise UsageError(f"--model {reference} fails in training mode: {describe_error(error)}") from error
+    _check_logits(outputs, reference, num_classes, " in training mode")
+    for name, tensor in trained.state_dict(keep_vars=True).items():
+        if tensor.data_ptr() != places.get(name, tensor.data_ptr()):
+            raise UsageError(
+                f"--model {reference} replaces its tensor {name} in forward(), which workers could neither train nor save;"
+                " change it in place, as by .copy_()"
+            )
+
+
+def _check_logits(outputs: Any, reference: str, num_classes: int, when: str) -> None:
+    """Raise UsageError if a model's outputs for two images are no logits. when: for the message."""
     output_shape = tuple(getattr(outputs, "shape", ()))
     if output_shape not in {(2, num_classes)} | ({(2, 1)} if num_classes == 2 else set()):
         raise UsageError(
-            f"--model {reference} turned 2 images into {output_shape}: it must return logits (2, {num_classes})"
+            f"--model {reference} turned 2 images into {output_shape}{when}: it must return logits (2, {num_classes})"
         )
-    return model.train()

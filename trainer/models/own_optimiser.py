@@ -130,6 +130,7 @@ def probe(reference: str) -> StateLayout:
 def _run(reference: str, span: slice) -> tuple[torch.Tensor, Optimizer]:
     """Return some of four parameters after ``STEPS`` steps, and the optimiser that made them."""
     parameter = nn.Parameter(torch.tensor([1.0, -2.0, 0.5, 3.0])[span].clone())
+    values = parameter.detach()  # shares the memory, as the part of a server does
     optimiser = _make(reference, parameter)
     for step in range(STEPS):
         parameter.grad = torch.tensor([0.3, -1.0, 2.0, 0.7])[span] * (step + 1)
@@ -137,6 +138,11 @@ def _run(reference: str, span: slice) -> tuple[torch.Tensor, Optimizer]:
             optimiser.step()
         except USER_ERRORS as error:  # such as of one that needs a closure
             raise UsageError(f"{FLAG} {reference} fails in its step: {describe_error(error)}") from None
+    if parameter.data_ptr() != values.data_ptr():
+        raise UsageError(
+            f"{FLAG} {reference} replaces the parameter's tensor, so that no step would reach the model; change it in"
+            " place, as by parameter.data.add_(update)"
+        )
     return parameter.detach(), optimiser
 
 

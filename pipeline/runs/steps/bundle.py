@@ -22,6 +22,7 @@ from pipeline.runs.steps.run import ShardingRun
 from pipeline.spark.source import ScannedInput
 from pipeline.strategies import FitResult, Strategy
 from pipeline.strategies.base import deals_counts
+from pipeline.strategies.checks import check_fit
 
 BLOCKS_AT_ONCE = 512  # blocks of 2,048 rows whose cells a task merges at once
 
@@ -39,9 +40,10 @@ def place_rows(
     """Deal the groups of a fit to workers, row by row, or bundle by bundle if the request groups rows by a column.
 
     With bundles nothing is copied, because a copied row would part its bundle. Raises UnsuitableError if copies would
-    more than double the rows.
+    more than double the rows, JobError if the fit does not fit the rows.
 
     stored: whether the groups are those of a committed set, which the options of this run cannot change."""
+    check_fit(fit_result, strategy.name, source.bounds)
     request = run.request
     if request.group_by is None:
         groups = group_table(fit_result.counts.sum(axis=0), request.num_workers, sparse_if=fit_result.sparse_if)

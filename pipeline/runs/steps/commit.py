@@ -27,6 +27,7 @@ from pipeline.runs.steps.run import ShardingResult, ShardingRun
 from pipeline.runs.steps.write import WrittenSet
 from pipeline.spark.source import ScannedInput
 from pipeline.spark.tables import ID_COLUMN
+from pipeline.strategies.checks import check_shares
 
 
 def describe_set(run: ShardingRun, goal: SetGoal, written_set: WrittenSet, models: list[Move]) -> Manifest:
@@ -52,7 +53,7 @@ def describe_set(run: ShardingRun, goal: SetGoal, written_set: WrittenSet, model
         labels=describe_labels(source),
         columns=list(source.dataset.layout.attributes),
         chunks=[list(part) for part in source.parts],
-        workers=_describe_workers(run, written_set),
+        workers=_describe_workers(run, written_set, strategy.name),
         neighbourhoods=placed_rows.neighbourhoods,
         evaluation=_describe_eval(run, written_set),
         repeats=written_set.inputs.repeats,
@@ -73,14 +74,20 @@ def _describe_input(run: ShardingRun, source: ScannedInput) -> Input:
     return replace(source.describe(), id_column=(request.id_column or ID_COLUMN) if is_table else None)
 
 
-def _describe_workers(run: ShardingRun, written_set: WrittenSet) -> list[Worker]:
-    """Return the manifest's entry of every worker; without files after --assignment-only."""
+def _describe_workers(run: ShardingRun, written_set: WrittenSet, strategy: str) -> list[Worker]:
+    """Return the manifest's entry of every worker; without files after --assignment-only.
+
+    Raises JobError if their rows are not those that the strategy has counted."""
     allowed = run.request.allow_empty
     histogram = written_set.placed_rows.histogram
     if written_set.rows.tally:
-        return describe_assigned_workers(written_set.rows.tally, allowed, histogram)
-    num_classes = written_set.inputs.source.scan.num_classes
-    return describe_workers(written_set.rows.chunks, run.request.num_workers, num_classes, allowed, histogram)
+        workers = describe_assigned_workers(written_set.rows.tally, allowed, histogram)
+    else:
+        num_classes = written_set.inputs.source.scan.num_classes
+        chunks = written_set.rows.chunks
+        workers = describe_workers(chunks, run.request.num_workers, num_classes, allowed, histogram)
+    check_shares(workers, histogram, strategy)
+    return workers
 
 
 def _describe_eval(run: ShardingRun, written_set: WrittenSet) -> Evaluation | None:
