@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import NoReturn
 
 from pipeline.core import command_line
 from pipeline.core.command_line import Parser
@@ -80,8 +81,15 @@ def _refuse_hosts_by_hand(launcher: str, args: argparse.Namespace) -> None:
             )
 
 
+def run() -> NoReturn:
+    """Train as a program does: prints one line for an error, and exits with the documented exit code.
+
+    For a program that registers members of its own first."""
+    execute(main, interrupted=INTERRUPTED)
+
+
 if __name__ == "__main__":
     for name, program in (("embed", embedding), ("predict", inference)):
         if sys.argv[1:2] == [name]:
             execute(partial(program.main, sys.argv[2:]), interrupted=program.INTERRUPTED)
-    execute(main, interrupted=INTERRUPTED)
+    run()

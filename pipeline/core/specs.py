@@ -236,7 +236,8 @@ def add_member_flags(group: FlagGroup, members: Mapping[str, type[Spec]], *, lea
     """Add a flag for every field of a registry's members. Members that share a field share its flag.
 
     --help shows these flags only together with the name of a member, because most belong to one member. The default of
-    the flags is None, because members may have different defaults."""
+    the flags is None, because members may have different defaults. Raises UsageError if members, such as one of the
+    user's own, give an option different types, or it has the name of another flag."""
     owners_by_field: dict[str, dict[str, Field[Any]]] = {}
     for name, member in members.items():
         for item, _ in _options(member):
@@ -250,7 +251,14 @@ def add_member_flags(group: FlagGroup, members: Mapping[str, type[Spec]], *, lea
         about: Option = item.metadata[OPTION]
         text = AdvancedHelp(_escaped(f"{', '.join(owners)}: {about.help}{_member_defaults(owners)}"))
         text.owners = frozenset(name for name, each in owners.items() if not each.metadata[OPTION].advanced)
-        _add(group, item, field_types(members[owner])[field_name], text, None)
+        hint = field_types(members[owner])[field_name]
+        plain = {name: _plain(field_types(members[name])[field_name]) for name in owners}
+        other = next((name for name in owners if plain[name] != plain[owner]), None)
+        if other:
+            raise UsageError(
+                f"{owner} and {other} share the option {field_name} with different types: rename it in one"
+            )
+        _add(group, item, hint, text, None)
 
 
 def _member_defaults(owners: Mapping[str, Field[Any]]) -> str:
@@ -360,7 +368,10 @@ def _add(group: FlagGroup, item: Field[Any], hint: Any, text: str, default: Any)
     else:
         settings["metavar"] = about.metavar or {int: "INT", float: "FLOAT"}.get(kind, "TEXT")
         settings["type"] = about.parse or (kind if kind in (int, float) else str)
-    group.add_argument(flag_of(item), **settings)
+    try:
+        group.add_argument(flag_of(item), **settings)
+    except argparse.ArgumentError:
+        raise UsageError(f"two options are called {flag_of(item)}: rename the field of your own class") from None
 
 
 def _plain(hint: Any) -> Any:

@@ -154,7 +154,10 @@ def read_strategy(shards: ShardSet) -> Strategy:
         raise DataError(f"{shards.uri} was made from a table of workers; make another with sharding materialize")
     kind = STRATEGIES.get(manifest.strategy)
     if kind is None:
-        raise DataError(f"{shards.uri} was made by {manifest.strategy!r}, which this version does not know")
+        raise DataError(
+            f"{shards.uri} was made by {manifest.strategy!r}, which this version does not know; register a strategy of your"
+            " own first"
+        )
     # Parameters that this version of the strategy does not have are ignored.
     field_names = {field.name for field in fields(kind)} - {"seed"}
     params = {key: value for key, value in manifest.asked.items() if key in field_names}

@@ -47,10 +47,11 @@ from trainer.flags import build_parser, config_of
 from trainer.lifecycle.prepare import check_validation
 from trainer.protocols import PROTOCOLS
 from trainer.sampling import SAMPLERS, Sampler
-from trainer.sampling.base import Population, TableSampler
+from trainer.sampling.base import Population, Selection, TableSampler, check_selection
 from trainer.sampling.curriculum import CurriculumSampler
 from trainer.sampling.data_aware import DataAwareSampler
 from trainer.sampling.orders import level_pattern
+from trainer.sampling.shuffle import ShuffleSampler
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.failures import parse_failures
 from trainer.simulation.profiles import parse_profile
@@ -621,6 +622,32 @@ def test_weights_that_sum_to_nothing_are_refused() -> None:
     population = replace(population_of([4]), values=np.zeros(4))
     with pytest.raises(UsageError, match="of worker 1's rows must be 0 or more, and not all 0"):
         make_sampler("weighted").stream(population)
+
+
+@pytest.mark.parametrize(
+    ("places", "weights", "line"),
+    [
+        (np.arange(3), None, "shuffle selected 3 rows for a mini-batch of 4: select 4, or set its fixed_size to False"),
+        (np.arange(40) < 4, None, r"shuffle selected bool \[40\]: a Selection has int64 \[B\]"),
+        ([1, 2, 3, 4], None, r"shuffle selected list \[4\]: "),
+        (np.array([0, 1, 2, 77]), None, "selected rows 0 to 77 of a worker with the rows 0 to 39"),
+        (np.array([0, -1, 2, 3]), None, "selected rows -1 to 3 of a worker"),
+        (np.arange(4), np.ones(1, np.float32), "gave 1 weights for 4 rows: give one per row"),
+    ],
+)
+def test_a_selection_of_other_rows_names_its_sampler(places: Any, weights: Any, line: str) -> None:
+    """Numpy would take a mask, a negative place or a single weight for something else, without a word."""
+    population = population_of([40], batch=4)
+    good = Selection(np.arange(4), weights=np.ones(4, np.float32))
+    assert check_selection(good, ShuffleSampler(), population) is good
+    with pytest.raises(UsageError, match=line):
+        check_selection(Selection(places, weights=weights), ShuffleSampler(), population)
+
+
+def test_a_selection_of_something_else_names_its_sampler() -> None:
+    selected: Any = np.arange(4)
+    with pytest.raises(UsageError, match=r"--sampling shuffle selected NoneType \[\]: a Selection has"):
+        check_selection(selected, ShuffleSampler(), population_of([40], batch=4))
 
 
 # The command line and the documents

@@ -220,3 +220,29 @@ def test_a_member_comes_back_from_what_it_wrote() -> None:
         specs.from_json(HOUSEHOLD, "--thing", {"name": "jug"})
     with pytest.raises(ValueError, match="spout"):
         specs.from_json(HOUSEHOLD, "--thing", {"name": "cup", "spout": 1})
+
+
+@dataclass(frozen=True)
+class Mug(Spec):
+    """A member of a user's own with an option of another type than the others', or with the name of another flag."""
+
+    name: ClassVar[str] = "mug"
+    litres: int = option(1, "how much it holds")
+
+
+@dataclass(frozen=True)
+class Oven(Spec):
+    name: ClassVar[str] = "oven"
+    config: str = option("", "its settings")
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        (Mug, "kettle and mug share the option litres with different types: rename it in one"),
+        (Oven, "two options are called --config: rename the field of your own class"),
+    ],
+)
+def test_an_option_of_an_own_member_that_clashes_is_refused(kind: type[Spec], line: str) -> None:
+    with pytest.raises(UsageError, match=f"^{line}$"):
+        specs.add_member_flags(parser(), {**HOUSEHOLD, kind.name: kind})

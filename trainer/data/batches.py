@@ -29,7 +29,7 @@ from trainer.data.sampling import Draw, FixedSampler, FollowSampler, RowSampler,
 from trainer.data.shards import Shards
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.models.own import OwnModel
-from trainer.sampling.base import GroupBy, Population, TableSampler
+from trainer.sampling.base import GroupBy, Population, Selection, TableSampler, check_selection
 from trainer.sampling.mixture import mixture_stream, parse_mix
 
 
@@ -210,18 +210,23 @@ def sampler_of_rows(
         num_workers: number of workers.
         places: positions of the rows that it draws from; None for all.
     """
-    if not isinstance(config.sampler, TableSampler):
-        return FixedSampler(rows, config.sampler.stream(population), places)
-    keys = config.sampler.keys(population)
+    sampler = config.sampler
+    if not isinstance(sampler, TableSampler):
+        stream = sampler.stream(population)
+        return FixedSampler(rows, lambda clock: check_selection(stream(clock), sampler, population), places)
+    keys = sampler.keys(population)
     validation = None
-    if config.sampler.validates:
+    if sampler.validates:
         # Neighbours merge no tables, so that each of them measures all rows.
         divisor = 1 if isinstance(config.exchange, NeighbourExchange) else num_workers
         portions = config.evaluation_portions(shards.num_workers)
-        validation = _validation_rows(shards, config.sampler.grouping, population, divisor, portions)
-    return TableRowSampler(
-        rows, config.sampler.table_stream(population), keys, places, validation, population.epoch_steps
-    )
+        validation = _validation_rows(shards, sampler.grouping, population, divisor, portions)
+    by_table = sampler.table_stream(population)
+
+    def select(clock: int, table: Floats) -> Selection:
+        return check_selection(by_table(clock, table), sampler, population)
+
+    return TableRowSampler(rows, select, keys, places, validation, population.epoch_steps)
 
 
 def _validation_rows(

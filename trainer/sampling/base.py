@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, NamedTuple, Self, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -233,6 +233,33 @@ class TableSampler(Sampler):
         result = table.copy()
         result[changed] += factor * (values - table[changed])
         return result
+
+
+def check_selection(selection: Selection, sampler: Sampler, population: Population) -> Selection:
+    """Return a selection of a sampler, which may be a user's own. O(B).
+
+    Raises UsageError unless it has the positions of rows, as many as a mini-batch, and a weight for each if any."""
+    places: Any = getattr(selection, "places", None)  # numpy reads a mask or a negative number otherwise, silently
+    if not isinstance(places, np.ndarray) or places.ndim != 1 or not np.issubdtype(places.dtype, np.integer):
+        kind = getattr(places, "dtype", type(places).__name__)
+        raise UsageError(
+            f"--sampling {sampler.name} selected {kind} {list(np.shape(places))}: a Selection has int64 [B]"
+        )
+    size = population.batch_size
+    if sampler.fixed_size and len(places) != size:
+        raise UsageError(
+            f"--sampling {sampler.name} selected {len(places)} rows for a mini-batch of {size}: select {size}, or set its"
+            " fixed_size to False"
+        )
+    if len(places) and not 0 <= places.min() <= places.max() < len(population):
+        raise UsageError(
+            f"--sampling {sampler.name} selected rows {places.min()} to {places.max()} of a worker with the rows 0 to"
+            f" {len(population) - 1}"
+        )
+    if selection.weights is not None and np.shape(selection.weights) != places.shape:
+        count = np.size(selection.weights)
+        raise UsageError(f"--sampling {sampler.name} gave {count} weights for {len(places)} rows: give one per row")
+    return selection
 
 
 def groups_option() -> GroupBy:
