@@ -28,7 +28,9 @@ def number_classes(
         DataError: a class that the training files lack, too many classes, or a name that is no word.
     """
     if not any(layout.named_labels for _, layout in surveys):
-        return [(file, _check_names(file, layout, training_names)) for file, layout in surveys]
+        for file, layout in surveys:
+            check_names(file, layout, training_names, "the input")
+        return list(surveys)
     # A set of names per file, so that the driver holds classes and no rows.
     names = sorted({name for _, layout in surveys for name in layout.class_names})
     if len(names) > MAX_CLASSES:
@@ -83,12 +85,12 @@ def _number_file(file: DataFile, layout: Layout, numbers: dict[str, int]) -> tup
     return replace(file, label=label), layout
 
 
-def _check_names(file: DataFile, layout: Layout, training_names: tuple[str, ...]) -> Layout:
-    """Return the layout of an evaluation file unchanged. Raises DataError if its class names are not the training files'."""
-    if training_names and layout.class_names and layout.class_names != training_names:
+def check_names(file: DataFile, layout: Layout, names: tuple[str, ...], source: str) -> None:
+    """Raise DataError if a file names other classes than another file, or in another order.
+
+    names: the other file's classes, () if it names none; source: that file, or the input of training files."""
+    if names and layout.class_names and layout.class_names != names:
         raise DataError(
-            f"{file.path} names its classes {', '.join(layout.class_names[:3])}, ..., and the input"
-            f" {', '.join(training_names[:3])}, ...: their numbers differ; declare the same"
-            " names in the same order"
+            f"{file.path} names its classes {', '.join(layout.class_names[:3])}, ..., and {source}"
+            f" {', '.join(names[:3])}, ...: their numbers differ; declare the same names in the same order"
         )
-    return layout

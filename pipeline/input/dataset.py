@@ -20,7 +20,7 @@ from pipeline.core.shardset.layout import Layout
 from pipeline.core.shardset.schema import no_labels
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
-from pipeline.input.class_names import label_advice, number_classes, with_names
+from pipeline.input.class_names import check_names, label_advice, number_classes, with_names
 from pipeline.input.converted import stored_layout, with_conversion
 from pipeline.input.decoded import read_decoded
 from pipeline.input.files import input_files
@@ -269,6 +269,9 @@ def discover(
     surveyed = number_classes([with_names(entry, names) for entry in surveyed], class_names)
     first_file, expected = surveyed[0]
     for file, layout in surveyed[1:]:
+        if kind.names_columns:
+            _check_columns(first_file, file, labelled=not read_options.unlabelled)
+        check_names(file, layout, expected.class_names, first_file.path)
         if layout != expected:
             raise DataError(
                 f"mixed layouts: {first_file.path} holds {expected.describe()}, {file.path} holds {layout.describe()}"
@@ -277,6 +280,26 @@ def discover(
     if read_options.num_classes is not None:
         expected = replace(expected, num_classes=read_options.num_classes)
     return Dataset(store, uri, name, tuple(file for file, _ in surveyed), expected)
+
+
+def _check_columns(first: DataFile, file: DataFile, *, labelled: bool) -> None:
+    """Raise DataError if two files have their images or their labels in different columns.
+
+    A file with one column more than the others may have its usual name, and other content. labelled: whether the
+    labels are read."""
+    places = [("images", "--image-column", f"the column {first.image_column}", f"the column {file.image_column}")]
+    if labelled:
+        places.append(("labels", "--label-column", _place_of_labels(first), _place_of_labels(file)))
+    for content, flag, place, other in places:
+        if place != other:
+            raise DataError(
+                f"{first.path} has its {content} in {place}, and {file.path} in {other}: name one column by {flag}, or give"
+                " it one name in all files"
+            )
+
+
+def _place_of_labels(file: DataFile) -> str:
+    return f"the column {file.label_column}" if file.label_column else "the names of folders"
 
 
 def _check_rows(kind: Format, file: DataFile, layout: Layout, options: ReadOptions, *, labelled: bool) -> None:
@@ -319,7 +342,7 @@ def _survey(kind: Format, store: Store, entry: FileInfo, options: ReadOptions) -
     Errors are values, because Spark retries a task that raises and wraps the error in a stack trace."""
     try:
         file, layout = kind.survey(store, entry, options)
-        columns = kind.kept_columns(store, entry, options.columns) if options.columns else ()
+        columns = kind.kept_columns(store, entry, options.columns) if options.columns and file.rows else ()
         return file, replace(layout, attributes=columns)
     except (DataError, UsageError) as error:
         return error

@@ -15,7 +15,7 @@ from pyspark import SparkContext
 
 from pipeline.core import console
 from pipeline.core.command_line import Parser, names_in_argv, parse
-from pipeline.core.errors import UnsuitableError, UsageError
+from pipeline.core.errors import DataError, UnsuitableError, UsageError
 from pipeline.core.provenance import provenance
 from pipeline.core.reporting.tables import table
 from pipeline.core.shardset.manifest import ShardSet
@@ -195,6 +195,7 @@ def run_comparison(prog: str, description: str | None, argv: Sequence[str] | Non
                     raise
                 console.say("sharding.compare", f"{name} is skipped: {error}", level="warning")
                 continue
+            refuse_other_rows(shards, *sets.values())
             with progress.phase("report"):
                 row = comparison_row(shards.manifest, report(context, shards))
             seconds[name] = sum(shards.manifest.seconds.values())
@@ -211,6 +212,13 @@ def run_comparison(prog: str, description: str | None, argv: Sequence[str] | Non
     print(comparison_table(rows))
     print(f"report: {output}/compare.html")
     return 0
+
+
+def refuse_other_rows(shards: ShardSet, *others: ShardSet) -> None:
+    """Raise DataError if sets were made of different rows: the input changed between two strategies."""
+    for other in others:
+        if shards.manifest.input.fingerprint != other.manifest.input.fingerprint:
+            raise DataError(f"{shards.uri} and {other.uri} hold different rows: the input has changed; run it again")
 
 
 def agreement_row(context: SparkContext, shards: ShardSet, reference: ShardSet | None) -> dict[str, float | None]:

@@ -243,6 +243,13 @@ def check_rows(context: SparkContext, shards: ShardSet, source: ScannedInput) ->
             f"{shards.uri} assigns other rows ({made_for}) than {source.dataset.uri} has ({source.fingerprint()});"
             f" it was made for {shards.manifest.input.uri}"
         )
+    # With other kept columns the sums of both cannot be compared.
+    has_same_columns = shards.manifest.columns == list(source.dataset.layout.attributes)
+    if shards.manifest.group_by and has_same_columns and shards.manifest.input.attributes != source.attributes():
+        raise DataError(
+            f"{shards.uri} keeps the rows of a {shards.manifest.group_by} together, and the kept columns of"
+            f" {source.dataset.uri} have changed since: make the assignment again"
+        )
     damage = run_on(context)(partial(damage_of, shards.store, shards.uri), shards.assignment_files())
     if problem := next(filter(None, damage), None):
         raise DataError(f"{problem}; the set is damaged")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -147,6 +148,17 @@ def test_an_assignment_keeps_patients_together(
     output = str(tmp_path / "made")
     made = pipeline.materialize(spark, assignment=alone.uri, input=str(source), output=output, **settings).shards
     assert digests(made) == digests(stratified)
+    (tmp_path / "corrected").mkdir()
+    for path in source.glob("*.parquet"):
+        patients = pq.read_table(path, columns=["patient"])["patient"].to_pylist()
+        table = pq.read_table(path).drop_columns("patient").append_column("patient", [patients[::-1]])
+        pq.write_table(table, tmp_path / "corrected" / path.name, row_group_size=170)
+    with pytest.raises(
+        DataError, match=r"keeps the rows of a patient together, and the kept columns of .* have changed"
+    ):
+        pipeline.materialize(
+            spark, assignment=alone.uri, input=str(tmp_path / "corrected"), output=str(tmp_path / "no"), **settings
+        )
     # Other kept columns do not take the place of the column that resharding needs.
     settings |= {"input": str(source), "output": str(tmp_path / "seen"), "keep_columns": ["seen"]}
     kept = pipeline.materialize(spark, assignment=alone.uri, **settings).shards

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import pipeline
-from pipeline.core.errors import DataError
+from pipeline.core.errors import DataError, UsageError
 from pipeline.core.shardset.manifest import ShardSet
 from tests.conftest import make_rows
 from tests.support.application import run_job
@@ -88,6 +88,21 @@ def test_classes_keep_their_names_in_a_report_and_when_dealt_anew(tmp_path: Path
     assert "3: 0 ant, 1 bee, 2 cat" in Path(result.report).read_text()
     made = pipeline.reshard(spark, input=str(output), output=str(tmp_path / "re"), num_workers=3, report=False)
     assert made.shards.manifest.labels.class_names == list(NAMES)
+
+
+def test_renamed_classes_make_another_set(tmp_path: Path, spark: Any) -> None:
+    """The rows are the same, and their listing is not."""
+    source, output = make_folder(tmp_path / "in"), tmp_path / "out"
+    settings: dict[str, Any] = {"input": str(source), "output": str(output), "strategy": "random", "num_workers": 2}
+    settings |= {"report": False, "quiet": True}
+    assert pipeline.shard(spark, **settings).fresh
+    (source / "cat").rename(source / "lynx")
+    with pytest.raises(UsageError, match="--overwrite"):
+        pipeline.shard(spark, **settings)
+    result = pipeline.shard(spark, **settings, overwrite=True)
+    assert result.fresh
+    assert result.shards.manifest.labels.class_names == ["ant", "bee", "lynx"]
+    assert not pipeline.shard(spark, **settings).fresh
 
 
 def test_broken_records_are_left_out_and_listed(tmp_path: Path, spark: Any) -> None:

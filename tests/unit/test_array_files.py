@@ -287,3 +287,17 @@ def test_a_saved_data_set_of_streams_is_read(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-300])
     with pytest.raises(DataError, match=r"00001.arrow is not a whole Arrow file"):
         find(tmp_path, shape=(1, 5, 4))
+
+
+def test_a_stream_that_is_being_written_is_no_shorter_file(tmp_path: Path) -> None:
+    """Behind a whole batch it looks whole but for the marker of its end."""
+    rows = pa.table({"image": [image.tobytes() for image in IMAGES], "label": LABELS.astype(np.int64)})
+    path = tmp_path / "a.arrow"
+    with path.open("wb") as file:
+        stream = pa.ipc.new_stream(file, rows.schema)
+        stream.write_table(rows[:4])
+        file.flush()
+        with pytest.raises(DataError, match=r"a.arrow has no end of stream behind its 4 rows: it is cut off or being"):
+            find(path, shape=(1, 5, 4))
+        stream.close()
+    assert find(path, shape=(1, 5, 4)).rows == 4

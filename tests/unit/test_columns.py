@@ -71,6 +71,44 @@ def test_files_with_other_texts_share_their_classes(tmp_path: Path) -> None:
     assert find(tmp_path, shape=SHAPE, unlabelled=True).layout.class_names == ()
 
 
+def test_a_column_of_some_files_alone_is_not_taken(tmp_path: Path) -> None:
+    """A reviewer's column label, which was added on Tuesday, would give Tuesday's rows other labels than Monday's."""
+    write(tmp_path / "monday.parquet", image=RAW, **{"class": [0, 1, 2, 0, 1]})
+    write(tmp_path / "tuesday.parquet", image=RAW, label=[7] * 5, **{"class": [0, 1, 2, 0, 1]})
+    line = r"monday\.parquet has its labels in the column class, and .*tuesday\.parquet in the column label: name one"
+    with pytest.raises(DataError, match=line):
+        find(tmp_path, shape=SHAPE)
+    assert labels_of(find(tmp_path, shape=SHAPE, label_column="class")) == [0, 1, 2, 0, 1] * 2
+    assert find(tmp_path, shape=SHAPE, unlabelled=True).rows == 10
+    write(tmp_path / "monday.parquet", img=RAW, label=[0] * 5)
+    with pytest.raises(
+        DataError, match=r"has its images in the column img, and .* in the column image: .*--image-column"
+    ):
+        find(tmp_path, shape=SHAPE)
+
+
+def test_folders_of_years_are_no_classes(tmp_path: Path) -> None:
+    """The key y is a usual name of a label column, and of a partition by year."""
+    for day, columns in (("d=1", {"label": [0] * 5}), ("d=2", {})):
+        (tmp_path / "y=2026" / day).mkdir(parents=True)
+        write(tmp_path / "y=2026" / day / "a.parquet", image=RAW, **columns)
+    with pytest.raises(DataError, match=r"d=2/a\.parquet has no labels"):
+        find(tmp_path, shape=SHAPE)
+    (tmp_path / "y=2026" / "d=2").rename(tmp_path / "y=2026" / "label=2")
+    with pytest.raises(DataError, match=r"has its labels in the column label, and .* in the names of folders"):
+        find(tmp_path, shape=SHAPE)
+
+
+def test_a_file_that_pandas_wrote_without_rows_is_left_out(tmp_path: Path) -> None:
+    """Its columns have the type null, or there are none."""
+    write(tmp_path / "a.parquet", image=RAW, label=[1] * 5, site=[3] * 5)
+    write(tmp_path / "b.parquet", image=pa.nulls(0), label=pa.nulls(0), site=pa.nulls(0))
+    pq.write_table(pa.table({}), tmp_path / "c.parquet")
+    assert find(tmp_path, shape=SHAPE, columns=("site",)).rows == 5
+    with pytest.raises(DataError, match=r"b\.parquet is empty: 0 rows"):
+        find(tmp_path / "b.parquet", shape=SHAPE)
+
+
 def test_texts_of_numbers_are_the_numbers(tmp_path: Path) -> None:
     dataset = find(write(tmp_path / "a.parquet", image=RAW, label=["10", "2", "2", "0", "10"]), shape=SHAPE)
     assert labels_of(dataset) == [10, 2, 2, 0, 10]
@@ -95,11 +133,24 @@ def test_labels_beyond_32_bits_are_refused(tmp_path: Path) -> None:
         labels_of(dataset)
 
 
-def test_a_class_label_names_its_numbers(tmp_path: Path) -> None:
-    features = {"label": {"names": ["zebra", "ant"], "_type": "ClassLabel"}, "image": {"_type": "Image"}}
+def write_class_label(path: Path, *names: str) -> None:
+    features = {"label": {"names": names, "_type": "ClassLabel"}, "image": {"_type": "Image"}}
     about = {"huggingface": json.dumps({"info": {"features": features}})}
     table = pa.table({"image": RAW, "label": [1, 0, 1, 0, 1]}).replace_schema_metadata(about)
-    pq.write_table(table, tmp_path / "a.parquet")
+    pq.write_table(table, path)
+
+
+def test_files_with_other_numbers_of_their_classes_are_refused(tmp_path: Path) -> None:
+    write_class_label(tmp_path / "monday.parquet", "cat", "dog")
+    write_class_label(tmp_path / "tuesday.parquet", "dog", "cat")
+    with pytest.raises(
+        DataError, match=r"tuesday.parquet names its classes dog, cat, .*monday.parquet cat, dog, .*: their"
+    ):
+        find(tmp_path, shape=SHAPE)
+
+
+def test_a_class_label_names_its_numbers(tmp_path: Path) -> None:
+    write_class_label(tmp_path / "a.parquet", "zebra", "ant")
     dataset = find(tmp_path / "a.parquet", shape=SHAPE)
     assert (dataset.layout.class_names, dataset.layout.num_classes) == (("zebra", "ant"), 2)
     assert labels_of(dataset) == [1, 0, 1, 0, 1]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
 import subprocess
 import sys
 import tarfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -641,6 +643,60 @@ def test_an_image_of_very_many_pixels_is_not_decoded(tmp_path: Path) -> None:
     Image.new("1", (9500, 9500)).save(buffer, "PNG")
     with pytest.raises(DataError, match=r"row 0: the image of 9500x9500 pixels has more than"):
         read_images(tmp_path, [buffer.getvalue()])
+
+
+def deep_png(colour_type: int, channels: int) -> bytes:
+    """A PNG of 16 bits per channel, which Pillow does not write: 4x4 pixels of 40,000."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    line = b"\0" + struct.pack(f">{4 * channels}H", *[40_000] * 4 * channels)
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 4, 4, 16, colour_type, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(line * 4)) + chunk(b"IEND", b"")
+
+
+def deep_tiff() -> bytes:
+    """A TIFF of 2x2 pixels of 40,000 in three channels of 16 bits."""
+    short, long = 3, 4
+    entries = [
+        (256, short, 1, 2), (257, short, 1, 2), (258, short, 3, 134), (259, short, 1, 1), (262, short, 1, 2),
+        (273, long, 1, 140), (277, short, 1, 3), (278, short, 1, 2), (279, long, 1, 24), (284, short, 1, 1),
+    ]  # fmt: skip
+    folder = b"".join(struct.pack("<HHII", *entry) for entry in entries)
+    return (
+        b"II*\0"
+        + struct.pack("<IH", 8, len(entries))
+        + folder
+        + bytes(4)
+        + struct.pack("<3H", *[16] * 3)
+        + (struct.pack("<12H", *[40_000] * 12))
+    )
+
+
+@pytest.mark.parametrize(
+    "deep",
+    [
+        deep_png(2, 3),
+        deep_png(4, 2),
+        deep_png(6, 4),
+        deep_tiff(),
+        b"P6 2 2 65535\n" + b"\x9c\x40" * 12,
+        b"P3 2 2 65535\n" + b"40000 " * 12,
+    ],
+    ids=["rgb png", "grey png with alpha", "rgb png with alpha", "tiff", "ppm", "plain ppm"],
+)
+def test_colours_of_sixteen_bits_are_refused_and_not_cut(tmp_path: Path, deep: bytes) -> None:
+    """Pillow opens them as images of 8 bits, in which 256 would be 1."""
+    with pytest.raises(DataError, match="row 0: the image has more than 8 bits a channel"):
+        read_images(tmp_path, [deep])
+
+
+def test_colours_of_fewer_bits_are_read(tmp_path: Path) -> None:
+    """A PPM file with the largest value 15, and a BMP of 16 bits per pixel."""
+    read_images(tmp_path, [b"P6 2 2 15\n" + b"\x0c" * 12])
+    header = struct.pack("<IiiHHIIiiII", 40, 2, 2, 1, 16, 0, 8, 0, 0, 0, 0)
+    read_images(tmp_path, [b"BM" + struct.pack("<IHHI", 62, 0, 0, 54) + header + bytes(8)])
 
 
 def test_a_first_image_of_sixteen_bits_names_file_and_row(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.damage import first_damage
 from pipeline.core.shardset.manifest import ShardSet, missing_file, read_committed
 from pipeline.doctor import beforehand
+from pipeline.output.entries import describe_labels
 from pipeline.runs.request import difference, identity
 from pipeline.runs.steps.inputs import Inputs, ScannedInputs, scan_inputs
 from pipeline.runs.steps.run import ShardingResult, ShardingRun
@@ -73,9 +74,14 @@ def is_current(run: ShardingRun, goal: SetGoal, committed: ShardSet, scans: Scan
 
 
 def has_rows(manifest: Manifest, scans: ScannedInputs) -> bool:
-    """True if a manifest describes the scanned rows and evaluation rows, by content."""
+    """True if a manifest describes the scanned rows and evaluation rows, by content, and the classes of their labels."""
     beside = manifest.evaluation.input if manifest.evaluation else None
     inputs = (manifest.input, beside) if beside else (manifest.input,)
+    labels = describe_labels(scans.source)
+    # A set of an older version names no classes.
+    names = manifest.labels.class_names or labels.class_names
+    if manifest.labels.num_classes != labels.num_classes or names != labels.class_names:
+        return False
     return tuple((each.fingerprint, each.attributes) for each in inputs) == scans.fingerprints()
 
 

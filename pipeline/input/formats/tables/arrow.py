@@ -18,6 +18,7 @@ from pipeline.input.formats.tables.table_format import TableFormat
 
 FILE = b"ARROW1"
 STREAM = b"\xff\xff\xff\xff"  # before every message of a stream
+STREAM_END = STREAM + bytes(4)  # a message without content, which a writer adds when it closes its file
 SCHEMA_BYTES = 1 << 20  # the most bytes of a stream's schema message
 
 
@@ -88,6 +89,11 @@ class ArrowStream:
         with self._reader() as reader:
             self.schema = reader.schema
             self.group_rows = [sum(batch.num_rows for batch in reader)]
+        end = max(0, store.info(path).bytes - len(STREAM_END))
+        if store.read_range(path, end, len(STREAM_END)) != STREAM_END:
+            raise DataError(
+                f"{path} has no end of stream behind its {self.group_rows[0]} rows: it is cut off or being written"
+            )
 
     def batches(self, rows: int, group: int | None, columns: list[str]) -> Iterator[pa.RecordBatch]:
         with self._reader() as reader:

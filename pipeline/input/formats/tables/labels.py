@@ -13,6 +13,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.json_values import parse
 from pipeline.core.shardset.layout import MAX_CLASSES, Layout
 from pipeline.core.shardset.schema import TARGET_COLUMN
+from pipeline.input.files import CLASS_KEYS
 from pipeline.input.formats.tables.columns import (
     ColumnTable,
     first_true,
@@ -93,5 +94,5 @@ def read_labels(column: pa.ChunkedArray, layout: Layout, name: str, path: str, f
 
 def label_from_folder(path: str) -> int | None:
     """Return the class of a file's rows from a folder such as label=3, which Spark's partitionBy("label") makes."""
-    labels = re.findall(rf"/(?:{'|'.join(LABEL_COLUMNS)})=(\d{{1,9}})(?=/)", path)
+    labels = re.findall(rf"/(?:{'|'.join(CLASS_KEYS)})=(\d{{1,9}})(?=/)", path)
     return int(labels[-1]) if labels else None

@@ -61,6 +61,8 @@ class TableFormat(Format):
         table = self.open_table(store, file.path)
         schema = table.schema
         rows = sum(table.group_rows)
+        if rows == 0:  # pandas writes its columns with the type null, or none at all
+            return DataFile(file.path, file.bytes, file.modified_ms, 0, change=file.change), Layout(CIFAR_SHAPE)
         image = pick_column(schema, options.image_column, IMAGE_COLUMNS, file.path)
         check_image_type(schema.field(image), file.path)
         label = label_column(schema, options, file.path)
@@ -87,8 +89,6 @@ class TableFormat(Format):
             class_names=names or (names_in(table, label, file.path) if is_named and not options.unlabelled else ()),
             named_labels=is_named,
         )
-        if rows == 0:
-            return data, layout
         shape, is_decoded = first_image_shape(table, image, layout, file.path, options.expected_shape)
         layout = replace(layout, shape=shape)
         if is_decoded:
