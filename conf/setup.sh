@@ -13,6 +13,7 @@ archive=$venv/spark.jsa
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
+case $root in *\'*) die "the path of this checkout has an apostrophe, which env.sh cannot quote: move it" ;; esac
 
 is_supported_python() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
 

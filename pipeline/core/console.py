@@ -96,7 +96,7 @@ def json_line(
         "message": message,
         "fields": {name: value for name, value in (fields or {}).items() if value is not None},
     }
-    return json.dumps(values, ensure_ascii=False, default=str)
+    return json.dumps(values, default=str)
 
 
 def wall_clock() -> str:

@@ -4,6 +4,7 @@ Needs no Spark, but is used by programs on Spark too."""
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import signal
@@ -42,6 +43,8 @@ def execute(
         # The kernel keeps signals from the first process of a container while they have no handler.
         signal.signal(signal.SIGTERM, _interrupt)
     _replace_closed_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of another encoding, as standard error has it
     try:
         code = main()
         sys.stdout.flush()  # here, where its errors are still caught

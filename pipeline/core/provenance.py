@@ -67,7 +67,8 @@ def command(argv: list[str] | None = None) -> str:
         ]
     else:
         words = [path.name]
-    return shlex.join([*words, *_hide_secrets(arguments)])
+    # Bytes that are not UTF-8, which no manifest could hold, become escapes.
+    return shlex.join([*words, *_hide_secrets(arguments)]).encode(errors="backslashreplace").decode()
 
 
 def _hide_secrets(arguments: list[str]) -> list[str]:

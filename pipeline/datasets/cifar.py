@@ -28,6 +28,7 @@ from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.storage.http import BACKOFF_S, CHUNK_BYTES, ResumingDownloader, innermost_reason
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.store import Store, configured_store
+from pipeline.core.storage.uri import local_folder, split_uri
 from pipeline.datasets.local_target import LocalTarget
 
 HOME_PAGE = "https://www.cs.toronto.edu/~kriz/"
@@ -172,15 +173,15 @@ def target_of(uri: str, webhdfs: str | None) -> Target:
     """Return the target for a path or URI. Raises UsageError for an unknown scheme, or a URI without a host or folder.
 
     webhdfs: the web address through which an hdfs:// URI is written; None: HDFS's own protocol."""
-    parts = urlparse(uri)
-    if parts.scheme in ("", "file"):
-        return LocalTarget(Path(os.path.abspath(parts.path if parts.scheme else uri)))
-    if parts.scheme == "hdfs" and webhdfs:
+    scheme, _, path = split_uri(uri)
+    if scheme in ("", "file"):
+        return LocalTarget(Path(os.path.abspath(local_folder(uri, "--to"))))
+    if scheme == "hdfs" and webhdfs:
         web = urlparse(webhdfs)
-        uri = f"{'swebhdfs' if web.scheme == 'https' else 'webhdfs'}://{web.netloc}{parts.path}"
+        uri = f"{'swebhdfs' if web.scheme == 'https' else 'webhdfs'}://{web.netloc}{path}"
     store = configured_store()
-    if not (is_object(uri) or parts.path.strip("/")):
-        raise UsageError(f"{uri} names no folder; write {parts.scheme}://host:port/folder")
+    if not (is_object(uri) or path.strip("/")):
+        raise UsageError(f"{uri} names no folder; write {scheme}://host:port/folder")
     return StoreTarget(store.resolve(uri), store)
 
 

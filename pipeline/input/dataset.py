@@ -23,7 +23,7 @@ from pipeline.core.storage.store import Store
 from pipeline.input.class_names import check_names, label_advice, number_classes, with_names
 from pipeline.input.converted import stored_layout, with_conversion
 from pipeline.input.decoded import read_decoded
-from pipeline.input.files import input_files
+from pipeline.input.files import fixed_part, input_files
 from pipeline.input.formats import FORMATS, Columns, DataFile, Format, recognise
 from pipeline.input.image_files import conversion_advice
 from pipeline.input.read_options import ReadOptions
@@ -238,7 +238,7 @@ def discover(
         DataError: an empty or mixed folder, a truncated file, no labels, an unreadable path.
         UsageError: an unknown format.
     """
-    read_options = replace(read_options, evaluation=evaluation)
+    read_options = replace(read_options, evaluation=evaluation, root=fixed_part(uri).rstrip("/"))
     format = read_options.format
     if format is not None and format not in FORMATS:
         raise UsageError(f"--format {format}: choose one of {', '.join(FORMATS)}")

@@ -168,10 +168,11 @@ def _match_pattern(store: Store, uri: str) -> Iterator[FileInfo]:
     folders = [fixed_part(uri)]
     parts = uri.removeprefix(fixed_part(uri)).strip("/").split("/")
     for depth, part in enumerate(parts, 1):
-        entries = [
+        listed = [entry for folder in folders for entry in _list_folder(store, folder)]
+        # The current folder, which is above a relative pattern, may have a name like proj[1].
+        entries = [entry for entry in listed if entry.name == part] or [
             entry
-            for folder in folders
-            for entry in _list_folder(store, folder)
+            for entry in listed
             if fnmatchcase(entry.name, part) and (entry.name[0] not in "._" or entry.name[0] == part[0])
         ]
         if depth == len(parts):
@@ -324,7 +325,7 @@ def check_apart(store: Store, output: str, source: str, flag: str = "--output") 
         source: the resolved input, which may be a pattern.
         flag: of the output.
     """
-    if is_pattern(source) and may_match(source, output):
+    if is_pattern(source) and not store.exists(source) and may_match(source, output):
         raise UsageError(f"{flag} {output} matches the input {source}; choose another folder")
     for path in [entry.path for entry in match_paths(store, source)] if is_pattern(source) else [source]:
         output_path, source_path = (_real(each).rstrip("/") + "/" for each in (output, path))

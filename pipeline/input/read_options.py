@@ -45,6 +45,7 @@ class ReadOptions:
         expected_shape: (channels, height, width) of the images in other files, which is a file's own if none of its first
             images is valid; set by ``discover`` for such files if broken records are counted.
         evaluation: the evaluation rows are read, of files that hold training rows, too; set by ``discover``.
+        root: the folder of the input, below which names of folders are classes; set by ``discover``.
     """
 
     format: str | None = None
@@ -59,6 +60,7 @@ class ReadOptions:
     counts_broken: bool = False
     expected_shape: tuple[int, int, int] | None = None
     evaluation: bool = False
+    root: str = ""
 
     def __post_init__(self) -> None:
         # Programs may pass lists and numbers of numpy, which the manifest and the identity do not hold.
@@ -82,6 +84,11 @@ class ReadOptions:
         if len(set(self.columns)) < len(self.columns) or "" in self.columns:
             raise UsageError(f"--keep-columns {','.join(self.columns)}: name every column once")
         check_size(self.resize)
+
+    def inner_path(self, path: str) -> str:
+        """Return the part of a file's path below the input, from its slash on. Folders above it say nothing of its rows."""
+        inner = path.removeprefix(self.root)
+        return inner if inner.startswith("/") else path[path.rfind("/") :]
 
     def identity_values(self) -> dict[str, Any]:
         """Return the options that decide bits and are set, by their keys in the identity of a run.

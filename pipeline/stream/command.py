@@ -19,7 +19,7 @@ from pipeline.core.shardset.manifest import ShardSet, read_committed
 from pipeline.core.specs import AdvancedHelp, add_flags, from_flags
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.store import Store
-from pipeline.core.storage.uri import spark_path
+from pipeline.core.storage.uri import PATTERN_SIGNS, spark_path
 from pipeline.doctor import beforehand
 from pipeline.input.files import check_apart
 from pipeline.runs import flags as cli
@@ -41,7 +41,6 @@ from pipeline.stream.request import WINDOW_ROWS, StreamRequest
 from pipeline.upkeep.contents import describe
 
 CHECKPOINT = "_checkpoint"
-PATTERN_SIGNS = set("{}[]*?\\")
 # Spark's intervals: a unit apart from its number, which is whole but for seconds.
 TRIGGER = re.compile(r"\d{1,9} +milliseconds?|\d{1,6}(\.\d{1,6})? +seconds?|\d{1,6} +(minutes?|hours?|days?)")
 MOST_FILES = 2**31 - 1  # of a batch, in Spark's file source
@@ -170,7 +169,7 @@ def run_stream(prog: str, description: str | None, argv: Sequence[str] | None = 
             source = source_of(store, args.source, output)
             check_source(before, source)
             beforehand.check_inputs(context, store, {"--source": source})
-            stream = files.stream_of_files(spark, source, args.batch_limit)
+            stream = files.stream_of_files(spark, spark_path(source), args.batch_limit)
             inbox = Inbox(store, source, output)
             arrive = files.arrivals(inbox, checkpoint, request.late_after_s)
         # Before the first batch, because a checkpoint that does not fit the set loses rows silently.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -139,3 +141,20 @@ def test_errors_of_a_study_are_lines_of_the_format(capsys: pytest.CaptureFixture
         (line,) = lines(capsys.readouterr().err)
         assert (end.value.code, line["level"]) == (2, "error")
         assert said in line["message"]
+
+
+def test_names_reach_an_output_of_another_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Latin-1 or ASCII: a committed set must not end with an error because of the name of a class."""
+    output = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", output)
+
+    def show() -> int:
+        print("gr\xf6\xdfe чашка")
+        return 0
+
+    with pytest.raises(SystemExit, match=r"^0$"):
+        execute(show, interrupted="")
+    assert output.buffer.getvalue() == b"gr\xf6\xdfe " + rb"\u0447\u0430\u0448\u043a\u0430" + b"\n"
+    line = console.json_line("l", "чашка", level="info")
+    assert line.isascii()
+    assert json.loads(line)["message"] == "чашка"

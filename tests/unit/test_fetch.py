@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from pipeline.core.storage.hdfs import PROXY_USER
 from pipeline.core.storage.http import ResumingDownloader, first_byte, validator
 from pipeline.core.storage.webhdfs import connect, user_name
 from pipeline.datasets import cifar as fetch
-from pipeline.datasets.cifar import ARCHIVES, RECORD, Archive
+from pipeline.datasets.cifar import ARCHIVES, RECORD, Archive, target_of
 from tests.support.exit_codes import ended
 
 FILES = {"batches.meta.txt": b"a\nb\n", **{f"data_batch_{i}.bin": os.urandom(70_000) for i in range(1, 6)}}
@@ -138,6 +139,14 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a#1", "a?b", "a;b", "a%20b"])
+def test_a_target_is_kept_to_the_letter(tmp_path: Path, name: str) -> None:
+    target: Any = target_of(f"file://{tmp_path}/{name}", None)
+    assert target.folder == tmp_path / name
+    with pytest.raises(UsageError, match="must be a folder of this machine"):
+        target_of(f"file://elsewhere/{name}", None)
 
 
 def test_the_target_holds_exactly_the_official_files(mirror: Mirror, place: Place) -> None:

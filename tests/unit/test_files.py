@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.shardset.layout import Layout
@@ -149,6 +151,31 @@ def test_a_folder_whose_name_is_a_pattern_is_itself(tmp_path: Path) -> None:
     for name in ("[ab]", "a"):
         write(tmp_path / name / "x.parquet", slice(0, 3))
     assert found(tmp_path, "[ab]") == ["[ab]/x.parquet"]
+
+
+def test_a_pattern_is_one_below_a_folder_with_brackets(tmp_path: Path) -> None:
+    """As of a relative pattern in such a current folder, which must not match its neighbours."""
+    for name in ("proj[1]", "proj1"):
+        write(tmp_path / name / "d" / f"{name[-1]}.parquet", slice(0, 3))
+    assert found(tmp_path, "proj[1]/d/*.parquet") == ["proj[1]/d/].parquet"]
+    check_output(Store(), Request(f"{tmp_path}/proj[1]", f"{tmp_path}/proj1/out", 2))
+
+
+def test_folders_above_an_input_say_nothing_of_its_classes(tmp_path: Path) -> None:
+    above = tmp_path / "label=7" / "photos"
+    write(above / "a.parquet", slice(0, 5), label=False)
+    with pytest.raises(DataError, match="has no labels"):
+        discover(Store(), str(above), run=serial, read_options=ReadOptions(shape=SHAPE))
+    for name in ("cat", "dog"):
+        (above / "images" / name).mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(above / "images" / name / "x.png")
+    assert discover(Store(), str(above / "images"), run=serial).layout.class_names == ("cat", "dog")
+    for pattern in (str(tmp_path / "label=*"), str(tmp_path)):
+        (tmp_path / "label=7" / "b.parquet").unlink(missing_ok=True)
+        write(tmp_path / "label=7" / "b.parquet", slice(0, 5), label=False)
+        shutil.rmtree(above, ignore_errors=True)
+        labels, _ = rows_of(discover(Store(), pattern, run=serial, read_options=ReadOptions(shape=SHAPE)))
+        assert labels.tolist() == [7] * 5
 
 
 def test_partition_folders_are_read_and_others_refused(tmp_path: Path) -> None:

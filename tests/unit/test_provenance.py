@@ -34,6 +34,10 @@ def test_the_command_is_as_typed(argv: list[str], text: str, monkeypatch: pytest
     assert command(argv) == text
 
 
+def test_an_argument_that_is_no_utf8_can_be_written() -> None:
+    assert command(["a.py", "--config", "caf\udce9.toml"]) == r"python a.py --config 'caf\udce9.toml'"
+
+
 def test_a_submitted_job_names_spark_submit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     assert command(["/opt/jobs/random.py"]) == "spark-submit jobs/random.py"

@@ -241,3 +241,22 @@ def test_features_of_several_values_are_refused(packed: bool, tmp_path: Path) ->
 def test_broken_records_have_one_line(data: bytes, words: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=words):
         find(write(tmp_path / "a", data))
+
+
+def test_hidden_files_of_an_archive_are_no_images(tmp_path: Path) -> None:
+    """As those that macOS adds, ._a.png beside a.png."""
+    path = write(tmp_path / "a.tar", archive([("cat/a.png", png(0)), ("cat/._a.png", b"extended attributes")]))
+    assert find(path).rows == 1
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        [("caf\udce9/a.png", png(0))],
+        [("a.png", png(0)), ("a.json", json.dumps({"label": "\ud800"}).encode())],
+    ],
+)
+def test_a_class_that_is_no_utf8_is_refused_before_any_work(tmp_path: Path, files: Files) -> None:
+    with pytest.raises(DataError, match="no UTF-8: write the archive with names in UTF-8") as caught:
+        find(write(tmp_path / "a.tar", archive(files, tarfile.GNU_FORMAT)))
+    str(caught.value).encode()

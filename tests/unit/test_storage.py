@@ -189,6 +189,8 @@ def test_paths_are_kept_to_the_letter(uri: str, expected: str) -> None:
         "abfs://c/x",
         "ftp://h/x",
         "file://host/x",
+        "~/x",
+        "~anna/x",
         "hdfs://h:abc/x",
         "hdfs:///x",
     ],

@@ -14,7 +14,7 @@ from pipeline.core.reporting.tables import table
 from pipeline.core.specs import AdvancedHelp
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.store import Store
-from pipeline.core.storage.uri import is_remote, split_uri
+from pipeline.core.storage.uri import PATTERN_SIGNS, is_remote, split_uri
 from pipeline.spark.package import TRAINER
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import ship_package, spark_context
@@ -63,6 +63,12 @@ def run_benchmark(flags: Parser, argv: Sequence[str] | None = None) -> int:
         raise UsageError(
             f"--data {args.data}: the readers of Spark and MLlib do not support object stores here; use hdfs://"
         )
+    for flag in ("output", "data", "higgs", "year"):
+        if signs := (PATTERN_SIGNS | {","}) & set(getattr(args, flag) or ""):
+            raise UsageError(
+                f"--{flag} {getattr(args, flag)}: Spark reads a name with {min(signs)} as a pattern or a list: choose"
+                " another"
+            )
     require("benchmark", flags.prog)
     # These need the packages of the extra that was just checked.
     from trainer.benchmark.results.report import render

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.core import command_line, console
@@ -16,6 +15,7 @@ from pipeline.core.json_values import build
 from pipeline.core.reporting.tables import table
 from pipeline.core.specs import AdvancedHelp
 from pipeline.core.storage.retries import unreadable_is_data_error
+from pipeline.core.storage.uri import local_folder
 from trainer.home.place import place_of
 from trainer.run_files import CONFIG, METRICS, PUSHES
 from trainer.runlog.run_record import RunRecord, read_record
@@ -93,8 +93,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     print(describe_differences(runs))
     if args.output:
-        write_comparison(Path(args.output), timed, goals, unit_of_time=unit)
-        print(f"picture: {Path(args.output) / PICTURE}")
+        folder = local_folder(args.output, "--output")
+        write_comparison(folder, timed, goals, unit_of_time=unit)
+        print(f"picture: {folder / PICTURE}")
     return 0
 
 

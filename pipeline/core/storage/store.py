@@ -26,7 +26,7 @@ from pipeline.core.storage.local import LocalFiles
 from pipeline.core.storage.objects import SCHEMES, ObjectFiles, object_files, object_uri
 from pipeline.core.storage.retries import is_transient, with_retries
 from pipeline.core.storage.s3a import PREFIX, PROVIDER_PATH, S3A_PROVIDER_PATH, is_s3a_setting
-from pipeline.core.storage.uri import HDFS_SCHEMES, WEB_SCHEMES, readable, split_uri
+from pipeline.core.storage.uri import HDFS_SCHEMES, WEB_SCHEMES, readable, refuse_home, split_uri
 from pipeline.core.storage.webhdfs import web_files
 
 ENCRYPTED_SPILL = "spark.io.encryption.enabled"  # temporary files on local disks must not hold data in the clear
@@ -64,6 +64,7 @@ class Store:
         if readable(uri) != uri:
             raise UsageError(f"{readable(uri)} cannot be read as UTF-8: set LC_ALL=C.UTF-8, or rename it")
         if scheme in ("", "file"):
+            refuse_home(uri)
             if authority not in ("", "localhost"):
                 raise UsageError(f"{uri} names the host {authority!r}; file: paths are local, so write file:///path")
             # abspath keeps two leading slashes, which would give one folder two names.

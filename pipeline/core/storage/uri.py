@@ -14,10 +14,19 @@ DATAFRAME = "dataframe:"  # begins the name of a DataFrame, which only a program
 
 def local_folder(uri: str, flag: str) -> Path:
     """Return the local folder of a flag. Raises UsageError if it is not on this machine, such as ``s3:/bucket``."""
+    refuse_home(uri)
     scheme, authority, path = split_uri(uri)
     if scheme not in ("", "file") or authority not in ("", "localhost"):
         raise UsageError(f"{flag} {uri} must be a folder of this machine; copy it from there")
     return Path(path)
+
+
+def refuse_home(uri: str) -> None:
+    """Raise UsageError for a path that begins with ~, which shells expand at the start of a word alone."""
+    if uri.startswith("~"):
+        raise UsageError(
+            f"{uri} names a home folder, which only a shell knows here: write $HOME, or ./~ for a folder ~"
+        )
 
 
 def is_hdfs(uri: str) -> bool:
@@ -53,6 +62,9 @@ def split_uri(uri: str) -> tuple[str, str, str]:
 def readable(path: str) -> str:
     """Return a path that can be printed: bytes that are not UTF-8 become escapes such as ``\\udcff``."""
     return path.encode(errors="backslashreplace").decode()
+
+
+PATTERN_SIGNS = set("{}[]*?\\")  # with which Spark reads a path as a pattern
 
 
 def spark_path(place: str) -> str:

@@ -56,7 +56,8 @@ class ImageFolder(Format):
         shape, _ = first_shape(
             (partial(shape_of_image, _read(store, image), raw, image.path) for image in images), expected
         )
-        layout = Layout(shape, class_names=(class_of_folder(file.path),), named_labels=True)
+        class_name = class_of_folder(options.inner_path(file.path))
+        layout = Layout(shape, class_names=(class_name,), named_labels=True)
         return DataFile(
             file.path,
             sum(image.bytes for image in images),
@@ -65,7 +66,7 @@ class ImageFolder(Format):
             decode_rows=max(1, DECODED_BYTES // layout.record_bytes),
             change=_digest(images),
             encoded=True,
-            class_name=class_of_folder(file.path),
+            class_name=class_name,
             remark=others_count and f"leaves out {others_count}",
         ), layout
 

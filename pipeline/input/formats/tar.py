@@ -17,6 +17,7 @@ from pipeline.core.shardset.layout import MAX_IMAGE_BYTES
 from pipeline.core.shardset.schema import words_of
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
+from pipeline.core.storage.uri import readable
 from pipeline.input.files import SPLIT, TRAINING, is_image_name
 from pipeline.input.formats.gzipped import GZIP, inflate_start
 from pipeline.input.formats.inflation import InflationLimit, LimitedReader
@@ -133,7 +134,7 @@ def read_members(store: Store, path: str, offset: int) -> Iterator[ArchivedFile]
                 content = LimitedReader(gzip.GzipFile(fileobj=file), InflationLimit(size))
             with tarfile.open(fileobj=content, mode="r|" if packed else "r:") as archive:
                 for info in archive:
-                    if info.isfile():
+                    if info.isfile() and not is_hidden(info.name):
                         yield _member(archive, info, path)
                     elif (info.islnk() or info.issym()) and _is_of_sample(info.name):
                         raise DataError(
@@ -153,6 +154,11 @@ def read_members(store: Store, path: str, offset: int) -> Iterator[ArchivedFile]
                     raise DataError(f"{path} is cut: it ends at byte {end} without the end of an archive")
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, ValueError, OverflowError) as error:
         raise DataError(f"{path} is a damaged archive: {words_of(error) or type(error).__name__}") from None
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a file's name begins with a dot, as of the files that macOS adds to an archive."""
+    return name.rpartition("/")[2].startswith(".")
 
 
 def _is_of_sample(name: str) -> bool:
@@ -197,7 +203,10 @@ def _label(files: dict[str, ArchivedFile], folder: str, name: str, place: str) -
                 return as_label(values[key], place)
     if name:
         raise DataError(f"{place} has no file .{name}, nor a key {name} in a .json")
-    return folder.rpartition("/")[2] or None
+    name = folder.rpartition("/")[2]
+    if readable(name) != name:
+        raise DataError(f"{readable(place)}: its folder is no UTF-8: write the archive with names in UTF-8")
+    return name or None
 
 
 def as_label(value: Any, place: str) -> int | str:
@@ -206,6 +215,8 @@ def as_label(value: Any, place: str) -> int | str:
         return value
     if not isinstance(value, str) or not value:
         raise DataError(f"{place}: the label is {str(value)[:80]!r}, neither a whole number nor a name")
+    if readable(value) != value:
+        raise DataError(f"{place}: the label {readable(value)[:80]} is no UTF-8: write the archive with names in UTF-8")
     return int(value) if value.removeprefix("-").isdecimal() and len(value) < 12 else value
 
 

@@ -75,7 +75,7 @@ class TableFormat(Format):
             change=file.change,
             image_column=image,
             label_column=label,
-            label=None if label else label_from_folder(file.path),
+            label=None if label else label_from_folder(options.inner_path(file.path)),
         )
         names = declared_names(schema, label)
         is_named = bool(label) and is_text(schema.field(label).type)
