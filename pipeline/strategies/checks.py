@@ -61,8 +61,10 @@ def check_shares(workers: Sequence[Worker], histogram: Ints | None, strategy: st
     """Raise JobError if a strategy deals other numbers of rows than its grouping has counted.
 
     histogram: int64 [workers, groups], rows as counted; None: they are not listed."""
-    for worker in workers if histogram is not None else ():
-        counted = int(histogram[worker.index].sum()) if histogram is not None else 0
+    if histogram is None:
+        return
+    for worker in workers:
+        counted = int(histogram[worker.index].sum())
         if counted != worker.rows:
             raise JobError(
                 f"the strategy {strategy} deals {worker.rows:,} rows to worker {worker.index} and counts {counted:,}: a"

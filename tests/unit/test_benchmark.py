@@ -277,6 +277,8 @@ def test_the_load_of_the_drivers_host_is_none_of_executors(
     ("wrong", "said"),
     [
         (["--output", "hdfs://host/x"], "must be a local folder"),
+        (["--output", "a[1]"], r"--output a\[1\]: Spark reads a name with \[ as a pattern or a list"),
+        (["--higgs", "a,b.csv"], "--higgs a,b.csv: Spark reads a name with , as"),
         (["--models", "forest"], "is not a list of logistic, linear, perceptron"),
         (["--tasks", "280,x"], "is not a list of whole numbers"),
         (["--higgs-rows", "10"], "--higgs-rows must be at least 4000"),

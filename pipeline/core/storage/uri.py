@@ -9,6 +9,7 @@ from pipeline.core.errors import UsageError
 
 WEB_SCHEMES = ("webhdfs", "swebhdfs")  # HDFS by HTTP and by HTTPS
 HDFS_SCHEMES = ("hdfs", *WEB_SCHEMES)
+PATTERN_SIGNS = set("{}[]*?\\")  # with which Spark reads a path as a pattern
 DATAFRAME = "dataframe:"  # begins the name of a DataFrame, which only a program in Python can pass
 
 
@@ -62,9 +63,6 @@ def split_uri(uri: str) -> tuple[str, str, str]:
 def readable(path: str) -> str:
     """Return a path that can be printed: bytes that are not UTF-8 become escapes such as ``\\udcff``."""
     return path.encode(errors="backslashreplace").decode()
-
-
-PATTERN_SIGNS = set("{}[]*?\\")  # with which Spark reads a path as a pattern
 
 
 def spark_path(place: str) -> str:
