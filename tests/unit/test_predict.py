@@ -31,6 +31,7 @@ from trainer.inference.__main__ import main
 from trainer.inference.classifier import Classifier
 from trainer.inference.options import PredictOptions
 from trainer.inference.predict import METADATA_KEY, predict
+from trainer.models import model_from_json
 from trainer.models.linear import Logistic
 from trainer.models.metadata import ModelMetadata
 from trainer.models.resnet import ResNet20
@@ -181,6 +182,15 @@ def test_a_small_file_of_a_huge_network_takes_no_memory(run: Result, tmp_path: P
     (tmp_path / "model").write_bytes(save({}, metadata={"model": json.dumps(header)}))
     with pytest.raises(DataError, match=r"model is of another network: 1\.weight has no counterpart"):
         load(tmp_path / "model")
+
+
+def test_a_model_file_may_hold_integer_buffers_too(tmp_path: Path) -> None:
+    """Runs leave BatchNorm's number of batches out; another program may have written the whole state."""
+    about = ModelMetadata({"name": "resnet20"}, [3, 16, 16], 4, [120.0] * 3, dtype="uint8")
+    tensors = dict(model_from_json(about.network).make((3, 16, 16), 4).state_dict())
+    assert not all(value.is_floating_point() for value in tensors.values())
+    (tmp_path / "model").write_bytes(save(tensors, metadata=about.to_header()))
+    assert load(tmp_path / "model").network.state_dict().keys() == tensors.keys()
 
 
 @pytest.mark.parametrize("uri", ["table:foo", "delta:/tables/foo", "iceberg:a.foo"])

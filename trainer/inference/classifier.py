@@ -138,8 +138,10 @@ def _check_shapes(path: Place, metadata: ModelMetadata, spec: ModelSpec, tensors
             network = spec.make(metadata.chw, metadata.classes or 1)
     except Exception as error:  # such as a shape that the model does not support
         raise _broken(path, error) from None
-    shapes = {name: value.shape for name, value in tensors.items()}
-    expected = {name: value.shape for name, value in network.state_dict().items() if value.is_floating_point()}
+    expected, shapes = (
+        {name: value.shape for name, value in state.items() if value.is_floating_point()}
+        for state in (network.state_dict(), tensors)
+    )
     for name in expected | shapes:
         if expected.get(name) != shapes.get(name):
             raise DataError(f"{path} is of another network: {name} has no counterpart")
