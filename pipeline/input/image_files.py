@@ -35,7 +35,8 @@ SIGNATURES = (
     *(((0, b"P%d%c" % (kind, space)),) for kind in range(1, 7) for space in b"\n\r\t "),
 )
 
-WORDS = re.compile(r";16[BLNS]")  # in Pillow's raw modes: 16 bits per channel; BGR;16 of BMP has 16 per pixel
+# Of a channel, in the raw modes of Pillow's decoders. BGR;16 of BMP has 16 bits per pixel.
+SIXTEEN_BITS = re.compile(r";16[BLNS]")
 ONE_FRAME = ("PNG", "JPEG", "MPO")  # formats of which only the first image is read
 LOOKED_AT = 100  # the most images of a file that are tried to find its shape
 ImageShape = tuple[tuple[int, int, int], bool]  # [C, H, W], and whether the image is decoded by itself
@@ -77,7 +78,7 @@ def _pixels_of(image: ImageFile.ImageFile) -> npt.NDArray[np.uint8]:
     frames = 1 if image.format in ONE_FRAME else getattr(image, "n_frames", 1)
     if frames > 1:
         raise DataError(f"the image has {frames} frames; save each as an image of its own")
-    if image.mode.startswith(("I", "F")) or _is_cut_to_bytes(image):
+    if image.mode.startswith(("I", "F")) or _loses_bits(image):
         raise DataError(f"the image has more than 8 bits a channel (mode {image.mode}); convert it to 8 bits")
     if 3 * image.width * image.height > MAX_IMAGE_BYTES:
         raise DataError(f"the image of {image.width}x{image.height} pixels has more than {MAX_IMAGE_BYTES:,} bytes")
@@ -93,14 +94,14 @@ def _pixels_of(image: ImageFile.ImageFile) -> npt.NDArray[np.uint8]:
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-def _is_cut_to_bytes(image: ImageFile.ImageFile) -> bool:
+def _loses_bits(image: ImageFile.ImageFile) -> bool:
     """Return whether Pillow, which has no colours of 16 bits, keeps only 8 bits of each channel of an open image file.
 
     Its decoder says so: a raw mode such as RGB;16B, or a largest value above 255 in a PPM file."""
     for codec, _, _, settings in image.tile:
         values = settings if isinstance(settings, tuple) else (settings,)
-        has_words = any(isinstance(value, str) and WORDS.search(value) for value in values)
-        if has_words or (codec.startswith("ppm") and any(isinstance(value, int) and value > 255 for value in values)):
+        is_deep = any(isinstance(value, str) and SIXTEEN_BITS.search(value) for value in values)
+        if is_deep or (codec.startswith("ppm") and any(isinstance(value, int) and value > 255 for value in values)):
             return True
     return False
 

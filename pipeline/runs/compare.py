@@ -195,7 +195,7 @@ def run_comparison(prog: str, description: str | None, argv: Sequence[str] | Non
                     raise
                 console.say("sharding.compare", f"{name} is skipped: {error}", level="warning")
                 continue
-            refuse_other_rows(shards, *sets.values())
+            check_same_rows(shards, next(iter(sets.values()), shards))
             with progress.phase("report"):
                 row = comparison_row(shards.manifest, report(context, shards))
             seconds[name] = sum(shards.manifest.seconds.values())
@@ -214,11 +214,10 @@ def run_comparison(prog: str, description: str | None, argv: Sequence[str] | Non
     return 0
 
 
-def refuse_other_rows(shards: ShardSet, *others: ShardSet) -> None:
-    """Raise DataError if sets were made of different rows: the input changed between two strategies."""
-    for other in others:
-        if shards.manifest.input.fingerprint != other.manifest.input.fingerprint:
-            raise DataError(f"{shards.uri} and {other.uri} hold different rows: the input has changed; run it again")
+def check_same_rows(shards: ShardSet, first: ShardSet) -> None:
+    """Raise DataError if a set has other rows than the first one: the input changed between two strategies."""
+    if shards.manifest.input.fingerprint != first.manifest.input.fingerprint:
+        raise DataError(f"{shards.uri} and {first.uri} hold different rows: the input has changed; run it again")
 
 
 def agreement_row(context: SparkContext, shards: ShardSet, reference: ShardSet | None) -> dict[str, float | None]:

@@ -36,3 +36,15 @@ def test_a_namenode_that_is_not_there_is_one_line_before_spark_starts(tmp_path: 
         f"error: {nowhere}/in: Connection refused (os error 111); check that HDFS is up and reachable at {nowhere}"
     ]
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.full
+def test_a_stream_reads_a_local_folder_whatever_hadoops_default_is(small_set: Source, tmp_path: Path) -> None:
+    done = spark_submit(
+        JOB.with_name("hash_stream.py"),
+        *("--source", small_set.folder, "--output", tmp_path / "out", "--workers", 3, *LAYOUT, "--trigger", "once"),
+        conf={"spark.hadoop.fs.defaultFS": "hdfs://127.0.0.1:1"},
+        env=QUIET,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "out" / "manifest.json").exists()

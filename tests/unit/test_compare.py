@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.command_line import parse
-from pipeline.core.errors import UsageError
-from pipeline.runs.compare import comparison_parser, read_strategies
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.shardset.contract import Manifest
+from pipeline.core.shardset.manifest import ShardSet
+from pipeline.core.shardset.parts import Input, Worker
+from pipeline.core.storage.store import Store
+from pipeline.runs.compare import check_same_rows, comparison_parser, read_strategies
 from pipeline.strategies import Strategy
 from pipeline.strategies.distribution_aware import DistributionAware
 from pipeline.strategies.hash import Hash
@@ -63,3 +67,13 @@ def test_a_variant_has_the_flags_of_all_under_its_own(tmp_path: Path) -> None:
     argv = ["--input", "in", "--output", "out", "--workers", "3", "--config", str(defaults), "--run-id", "r1"]
     found = read_strategies(parse(comparison_parser("compare.py", None), argv))
     assert found["a"] == Hash(embedding="r1/t")
+
+
+def test_an_input_that_changes_between_strategies_is_found() -> None:
+    first, same, other = (
+        ShardSet(Store(), name, Manifest(num_workers=1, workers=[Worker(files=[])], input=Input(fingerprint=rows)))
+        for name, rows in (("a", "6-1f"), ("b", "6-1f"), ("c", "6-2f"))
+    )
+    check_same_rows(same, first)
+    with pytest.raises(DataError, match=r"^c and a hold different rows: the input has changed; run it again$"):
+        check_same_rows(other, first)

@@ -144,7 +144,7 @@ def test_errors_of_a_study_are_lines_of_the_format(capsys: pytest.CaptureFixture
 
 
 def test_names_reach_an_output_of_another_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Latin-1 or ASCII: a committed set must not end with an error because of the name of a class."""
+    """Print to Latin-1: a committed set must not end with an error because of the name of a class."""
     output = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
     monkeypatch.setattr(sys, "stdout", output)
 

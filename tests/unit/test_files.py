@@ -154,7 +154,7 @@ def test_a_folder_whose_name_is_a_pattern_is_itself(tmp_path: Path) -> None:
 
 
 def test_a_pattern_is_one_below_a_folder_with_brackets(tmp_path: Path) -> None:
-    """As of a relative pattern in such a current folder, which must not match its neighbours."""
+    """Match no neighbour of such a folder, which may be the current one of a relative pattern."""
     for name in ("proj[1]", "proj1"):
         write(tmp_path / name / "d" / f"{name[-1]}.parquet", slice(0, 3))
     assert found(tmp_path, "proj[1]/d/*.parquet") == ["proj[1]/d/].parquet"]

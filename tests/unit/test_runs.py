@@ -105,3 +105,11 @@ def test_a_folder_without_a_run_or_set_is_one_line(runs: tuple[str, str], tmp_pa
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(DataError, match=r"config\.json is damaged, or of another version"):
             main([str(tmp_path)])
+
+
+def test_a_picture_is_not_written_beside_a_store_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse it before any run is read; a folder s3: in the current one would be the place."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="--output s3://b/x must be a folder of this machine"):
+        main(["run", "--output", "s3://b/x"])
+    assert not list(tmp_path.iterdir())

@@ -226,6 +226,11 @@ def test_names_of_foreign_data_cannot_write_over_a_terminal(capsys: Capture) -> 
     assert capsys.readouterr().err == "error: no class \\x1b[31mred\\x07\n"
 
 
+def test_a_manifest_without_rows_is_shown() -> None:
+    empty = ShardSet(Store(), "/set", Manifest(num_workers=1, workers=[Worker(files=[])]))
+    assert ("copies", "0 (0.00% of the rows)") in describe(empty)
+
+
 def test_a_command_to_run_next_is_quoted() -> None:
     manifest = Manifest(num_workers=1, workers=[Worker(files=[])], input=Input(uri="/raw; touch x"))
     command = materialize_command(ShardSet(Store(), "/my sets/a", manifest))

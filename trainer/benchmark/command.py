@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.core import command_line
@@ -63,12 +63,7 @@ def run_benchmark(flags: Parser, argv: Sequence[str] | None = None) -> int:
         raise UsageError(
             f"--data {args.data}: the readers of Spark and MLlib do not support object stores here; use hdfs://"
         )
-    for flag in ("output", "data", "higgs", "year"):
-        if signs := (PATTERN_SIGNS | {","}) & set(getattr(args, flag) or ""):
-            raise UsageError(
-                f"--{flag} {getattr(args, flag)}: Spark reads a name with {min(signs)} as a pattern or a list: choose"
-                " another"
-            )
+    _refuse_patterns({f"--{flag}": getattr(args, flag) or "" for flag in ("output", "data", "higgs", "year")})
     require("benchmark", flags.prog)
     # These need the packages of the extra that was just checked.
     from trainer.benchmark.results.report import render
@@ -84,6 +79,15 @@ def run_benchmark(flags: Parser, argv: Sequence[str] | None = None) -> int:
     print_summaries(summarise(results["records"]))
     print(f"report: {output}/{REPORT}")
     return 0
+
+
+def _refuse_patterns(uris: Mapping[str, str]) -> None:
+    """Raise UsageError for a URI that Spark reads as a pattern or a list. uris: by flag."""
+    for flag, uri in uris.items():
+        if signs := (PATTERN_SIGNS | {","}) & set(uri):
+            raise UsageError(
+                f"{flag} {uri}: Spark reads a name with {min(signs)} as a pattern or a list: choose another"
+            )
 
 
 def _check_output(uri: str) -> Path:

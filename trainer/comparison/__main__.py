@@ -73,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UsageError("--loss and --accuracy must be finite numbers")
     if len({str(place_of(run)) for run in args.runs}) < len(args.runs):
         raise UsageError("a run is given twice: name each folder once")
+    folder = local_folder(args.output, "--output") if args.output else None
     # Imported late, because --help needs neither pandas nor matplotlib.
     from trainer.comparison.measurements import highest_common_accuracy, lowest_common_loss, with_times
     from trainer.comparison.presentation import PICTURE, Goals, describe, write_comparison
@@ -92,8 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             LOGGER, f"note: times and images/s of {virtual} are in virtual time, those of the other runs in real time"
         )
     print(describe_differences(runs))
-    if args.output:
-        folder = local_folder(args.output, "--output")
+    if folder:
         write_comparison(folder, timed, goals, unit_of_time=unit)
         print(f"picture: {folder / PICTURE}")
     return 0

@@ -134,9 +134,11 @@ def read_members(store: Store, path: str, offset: int) -> Iterator[ArchivedFile]
                 content = LimitedReader(gzip.GzipFile(fileobj=file), InflationLimit(size))
             with tarfile.open(fileobj=content, mode="r|" if packed else "r:") as archive:
                 for info in archive:
-                    if info.isfile() and not is_hidden(info.name):
+                    name = info.name.rpartition("/")[2]
+                    is_hidden = name.startswith(".")  # as of the files that macOS adds
+                    if info.isfile() and not is_hidden:
                         yield _member(archive, info, path)
-                    elif (info.islnk() or info.issym()) and _is_of_sample(info.name):
+                    elif (info.islnk() or info.issym()) and not is_hidden and _is_of_sample(name):
                         raise DataError(
                             f"{path}, file {info.name[:200]}: a link, whose row would be lost; archive the files with tar"
                             " --dereference --hard-dereference"
@@ -156,14 +158,9 @@ def read_members(store: Store, path: str, offset: int) -> Iterator[ArchivedFile]
         raise DataError(f"{path} is a damaged archive: {words_of(error) or type(error).__name__}") from None
 
 
-def is_hidden(name: str) -> bool:
-    """Return whether a file's name begins with a dot, as of the files that macOS adds to an archive."""
-    return name.rpartition("/")[2].startswith(".")
-
-
 def _is_of_sample(name: str) -> bool:
     """True if a file has the suffix of an image, of a label or of a sample's JSON."""
-    suffix = name.rpartition("/")[2].partition(".")[2].lower()
+    suffix = name.partition(".")[2].lower()
     return is_image_name(f".{suffix}") or suffix in (*LABEL_SUFFIXES, "json")
 
 

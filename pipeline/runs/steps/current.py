@@ -70,10 +70,10 @@ def is_current(run: ShardingRun, goal: SetGoal, committed: ShardSet, scans: Scan
     beside = manifest.evaluation.input if manifest.evaluation else None
     if scans is None:
         return (manifest.input.listing, beside.listing if beside else None) == goal.inputs.listings()
-    return has_rows(manifest, scans)
+    return describes_inputs(manifest, scans)
 
 
-def has_rows(manifest: Manifest, scans: ScannedInputs) -> bool:
+def describes_inputs(manifest: Manifest, scans: ScannedInputs) -> bool:
     """True if a manifest describes the scanned rows and evaluation rows, by content, and the classes of their labels."""
     beside = manifest.evaluation.input if manifest.evaluation else None
     inputs = (manifest.input, beside) if beside else (manifest.input,)
@@ -102,7 +102,7 @@ def refuse_another(run: ShardingRun, goal: SetGoal, before: ShardSet, scans: Sca
     A set of the same rows with missing files is repaired without --overwrite."""
     manifest = before.manifest
     # The identity leaves the input out, so the rows are compared too.
-    if manifest.identity == goal.identity and has_rows(manifest, scans) and missing_file(before):
+    if manifest.identity == goal.identity and describes_inputs(manifest, scans) and missing_file(before):
         return
     differences = difference(before, run.request, goal.strategy)
     refuse_unless(run.request.overwrite, before, f"configuration or input ({differences})")

@@ -71,7 +71,8 @@ def _serve(listener: Listener, ranks: int, key: bytes) -> None:
         while len(connections) < ranks:
             connection = listener.accept()
             with suppress(AuthenticationError, EOFError, OSError):  # such as a port scanner
-                connections[_authenticate(connection, key)] = stack.enter_context(connection)
+                rank = _authenticate(connection, key)
+                connections[rank] = stack.enter_context(connection)
         in_order = [connections[index] for index in range(ranks)]
         while True:
             rows = b"".join(connection.recv_bytes() for connection in in_order)
