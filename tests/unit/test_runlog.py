@@ -20,6 +20,7 @@ from tests.support.full_disk import limited_files
 from trainer.coordination.orders import Record, StepMeasurements
 from trainer.home import place
 from trainer.home.place import append_lines, blocks
+from trainer.leader.status import with_log
 from trainer.options import Options
 from trainer.report.terminal import ending
 from trainer.run_files import METRICS, PUSHES
@@ -37,6 +38,7 @@ from trainer.simulate import simulate
 from trainer.simulation.failures import parse_failures
 from trainer.simulation.options import SimulationSettings
 from trainer.simulation.profiles import parse_profile
+from trainer.transport.status import RunStatus
 
 
 def test_events_are_read_in_order_and_torn_lines_cost_no_whole_one(tmp_path: Path) -> None:
@@ -67,6 +69,18 @@ def test_lines_that_a_full_disk_refuses_are_written_later(tmp_path: Path, caplog
     assert logged_epochs(tmp_path) == [1, 2, 3, 4, 5]
     assert len((tmp_path / METRICS).read_text().splitlines()) == 5  # a line that was cut off is taken back
     assert [message.partition(": ")[0] for message in caplog.messages] == [f"{tmp_path / METRICS} was not written"]
+
+
+def test_a_run_is_finished_only_with_its_whole_log(tmp_path: Path) -> None:
+    status = RunStatus(ready=True, finished=True, diverged=None)
+    assert with_log(status, tmp_path) == status
+    with limited_files(9):
+        log_event(tmp_path, "epoch", epoch=1)
+        waiting = with_log(status, tmp_path)
+    assert not waiting.finished
+    assert str(waiting.trouble).startswith("the log was not written: ")
+    assert with_log(status, tmp_path) == status
+    assert logged_epochs(tmp_path) == [1]
 
 
 def logged_epochs(folder: Path) -> list[float | None]:

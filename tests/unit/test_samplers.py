@@ -644,6 +644,15 @@ def test_a_selection_of_other_rows_names_its_sampler(places: Any, weights: Any, 
         check_selection(Selection(places, weights=weights), ShuffleSampler(), population)
 
 
+@pytest.mark.parametrize(("name", "method"), [("shuffle", "stream"), ("data-aware", "table_stream")])
+def test_a_run_ends_at_a_selection_of_other_rows(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, method: str
+) -> None:
+    monkeypatch.setattr(SAMPLERS[name], method, lambda *_: lambda *_: Selection(np.array([-1])))
+    with pytest.raises(UsageError, match=f"--sampling {name} selected "):
+        run(shards, "", tmp_path / "run", name)
+
+
 def test_a_selection_of_something_else_names_its_sampler() -> None:
     selected: Any = np.arange(4)
     with pytest.raises(UsageError, match=r"--sampling shuffle selected NoneType \[\]: a Selection has"):
