@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import current_thread, main_thread
@@ -22,11 +23,16 @@ def has_gateway() -> bool:
     return SparkContext._gateway is not None
 
 
-def jvm_end() -> str | None:
-    """Return how the JVM that this process started has ended; None if it runs, or if another process started it."""
+def jvm_end(wait_s: float) -> str | None:
+    """Return how the JVM that this process started has ended; None if it runs, or if another process started it.
+
+    Waits up to ``wait_s`` seconds for the end: a killed JVM closes its connections before it is gone."""
     process = getattr(SparkContext._gateway, "proc", None)
-    code = process.poll() if process else None
-    if code is None:
+    if process is None:
+        return None
+    try:
+        code = process.wait(wait_s)
+    except subprocess.TimeoutExpired:
         return None
     return f"exit code {code}" if code >= 0 else signal.strsignal(-code) or f"signal {-code}"
 

@@ -19,7 +19,7 @@ from threading import Thread, current_thread, main_thread
 from types import FrameType
 from typing import NoReturn
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
@@ -56,6 +56,7 @@ NOISY = (
 
 NOT_SHIPPED = {"__pycache__", "conf"}  # folders; the files of conf are added separately
 MASTER_S = 5.0  # the time in which a standalone master must accept a connection
+JVM_END_S = 10.0  # how long a killed JVM may take from its last answer to its end
 DRIVER_MEMORY = "spark.driver.memory"
 LOCAL_IP = "SPARK_LOCAL_IP"  # the address of this machine for Spark, instead of its name's
 # Most jobs end before code that the optimising compiler made pays its compilation back, a quarter of a small job's CPU
@@ -192,7 +193,11 @@ def _ended_jvm_is_error() -> Iterator[None]:
     try:
         yield
     except (ConnectionError, Py4JError) as error:
-        if follows_interrupt(error) or (end := jvm_end()) is None:  # Ctrl-C ends the JVM too
+        if follows_interrupt(error):  # Ctrl-C ends the JVM too
+            raise
+        # An answer of the JVM, or a pipe of this process that was closed, is no sign of its end.
+        wait_s = 0.0 if isinstance(error, Py4JJavaError | BrokenPipeError) else JVM_END_S
+        if (end := jvm_end(wait_s)) is None:
             raise
         memory = bytes_in_words(usable_memory())
         raise JobError(

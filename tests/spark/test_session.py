@@ -12,9 +12,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JNetworkError
+from pyspark import SparkContext
 
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.import_path import drop_zips
@@ -292,6 +295,25 @@ def test_a_killed_jvm_is_one_line() -> None:
     )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("error: Spark's JVM has ended: Killed. If it was killed for want of")
+
+
+@pytest.mark.parametrize("error", [Py4JNetworkError("Error while sending"), ConnectionRefusedError(111, "refused")])
+def test_a_jvm_that_takes_time_to_end_is_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Lose the connection before the process has ended, as on a loaded machine."""
+    process = subprocess.Popen(["sleep", "0.5"])
+    monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=process))
+    with pytest.raises(JobError, match=r"Spark's JVM has ended: exit code 0\."), session._ended_jvm_is_error():
+        raise error
+
+
+@pytest.mark.parametrize("error", [Py4JNetworkError("Error while sending"), BrokenPipeError(32, "closed")])
+def test_an_error_while_the_jvm_runs_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=process))
+        monkeypatch.setattr(session, "JVM_END_S", 0.1)
+        with pytest.raises(type(error)), session._ended_jvm_is_error():
+            raise error
+        process.kill()
 
 
 def test_a_jvm_knows_the_options_that_delay_optimisation() -> None:
