@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import DataError, UsageError
+from pipeline.core.ledger_origin import warning_of
 from pipeline.core.shardset.schema import broken_is_data_error
 from pipeline.core.storage.store import Store
 from pipeline.input.assignment_table import MOST_ROWS, whole_numbers
@@ -83,6 +84,14 @@ class LossLedger:
                     " use the ledger of a run that did not diverge"
                 )
             yield ids[used], epochs[used], losses[used]
+
+    def warning(self, fingerprint: int) -> str:
+        """Return a warning if the first file names other rows, else an empty text. Raises DataError.
+
+        fingerprint: of the rows to which the losses will be given."""
+        path = self.paths[0]
+        with self.store.open(path) as file, broken_is_data_error(path):
+            return warning_of(f"{FLAG} {self.uri}", [pq.read_metadata(file)], fingerprint)
 
     def _batches(self, part: FilePart, columns: list[str]) -> Iterator[pa.RecordBatch]:
         with self.store.open(part.path) as file, broken_is_data_error(part.path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
 
 LOSS_BYTES = 20  # id, epoch and loss in the shuffle
+
+logger = logging.getLogger(__name__)
 
 
 class LossPart(NamedTuple):
@@ -157,6 +160,8 @@ class Importance(Strategy):
         with context.phase("losses"):
             counts = count_losses(context.images.context, ledger, self.ignore_epochs)
             context.report(f"{sum(counts.values()):,} losses of {len(counts)} epochs from {min(counts)} on")
+        if warning := ledger.warning(context.scan.fingerprint):
+            logger.warning(warning)
         # All rows are one group, whose deal gives the shares of the workers.
         table = group_table(np.array([dataset.rows]), context.num_workers, ratios=context.ratios)
         with context.phase("importance"):

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.importance import blocks, importance, stripes
+from pipeline.core.ledger_origin import with_origin
 from pipeline.input.read_options import ReadOptions
 from pipeline.runs.request import Request, preflight
 from pipeline.runs.shard import shard
@@ -87,6 +88,21 @@ def test_a_set_is_found_again_by_the_content_of_its_ledger(spark: SparkSession, 
     assert not sharded(spark, source, tmp_path / "o", example_ledger=moved).fresh
     with pytest.raises(JobError, match="another configuration or input"):
         sharded(spark, source, tmp_path / "o", example_ledger=other)
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_ledger_of_other_rows_is_used_with_a_warning(
+    spark: SparkSession, source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, is_same: bool
+) -> None:
+    """Name in the ledger the rows of this set, or rows of which one differs."""
+    plain = sharded(spark, source, tmp_path / "plain", example_ledger=write(losses_of(), tmp_path / "a"))
+    fingerprint = int(plain.shards.manifest.input.fingerprint.rpartition("-")[2], 16) + (not is_same)
+    table = losses_of()
+    ledger = write(table.cast(with_origin(table.schema, fingerprint)), tmp_path / "b")
+    caplog.clear()
+    sharded(spark, source, tmp_path / "o", example_ledger=ledger)
+    told = [text for text in caplog.messages if text.startswith(f"warning: --example-ledger {ledger} is of rows with")]
+    assert len(told) == (not is_same)
 
 
 @pytest.mark.parametrize(

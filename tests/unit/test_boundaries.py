@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # Lowest first: a room, which is a folder or a file, imports from those before it.
 CORE = (
     "errors", "console", "sizes", "import_path", "extras", "metrics_file", "arrays", "npz", "json_values",
-    "hashing", "seeds", "atomic", "provenance", "storage", "shardset", "importance", "reporting", "argparse_internals",
+    "hashing", "seeds", "atomic", "provenance", "storage", "shardset", "importance", "ledger_origin",
+    "reporting", "argparse_internals",
     "specs", "program", "command_line", "machine",
 )  # fmt: skip
 PIPELINE = (

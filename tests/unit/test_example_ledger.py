@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 
 from pipeline.core.errors import UsageError
 from tests.support.configs import make_config
+from tests.support.samplers import make_sampler
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from tests.support.virtual_runs import QUIET, RESUME, final
 from trainer import Result
@@ -23,6 +25,7 @@ from trainer.checkpoints.read import versions
 from trainer.checkpoints.state import folder_of
 from trainer.coordination.orders import Record, RowLosses, StepMeasurements
 from trainer.data.augment import normalise
+from trainer.data.example_table import check_table
 from trainer.data.loading import load_worker
 from trainer.data.mean_image import subtracted_mean
 from trainer.data.opening import open_shards
@@ -33,6 +36,7 @@ from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.failures import parse_failures
 from trainer.simulation.profiles import parse_profile
 
+ROWS = 0xAB  # the fingerprint of the set
 PAIRS: list[dict[str, Any]] = [{"protocol": "asp"}, {"exchange": "d-psgd"}, {"exchange": "all-reduce"}]
 FULL: list[dict[str, Any]] = [{"protocol": "bsp"}, {"protocol": "k-bsp", "k": 2}, {"protocol": "k-batch-bsp", "k": 2}]
 FULL += [{"exchange": "strategy-switch", "alpha": 0.5}]
@@ -47,7 +51,11 @@ every_pair = pytest.mark.parametrize(
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three shards of 48 rows: an epoch is a pass."""
     parts = [rows_of(48, seed, first_id) for seed, first_id in ((2, 0), (3, 100), (4, 200))]
-    return write_shards(tmp_path_factory.mktemp("set"), parts, EVAL_ROWS)
+    folder = write_shards(tmp_path_factory.mktemp("set"), parts, EVAL_ROWS)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    rows = {"uri": "rows", "format": "npz", "files": 1, "bytes": 1, "rows": 144, "fingerprint": f"144-{ROWS:016x}"}
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"input": rows}))
+    return folder
 
 
 def run(shards: Path, output: Path, options: Any = QUIET, **values: Any) -> Result:
@@ -103,8 +111,16 @@ def test_the_ledger_has_the_examples_of_the_log(pair: dict[str, Any], shards: Pa
 
 
 @pytest.mark.parametrize("pair", [{"protocol": "bsp"}, {"exchange": "all-reduce"}], ids=["bsp", "all-reduce"])
-def test_every_row_is_there_once_an_epoch(pair: dict[str, Any], shards: Path, tmp_path: Path) -> None:
+def test_every_row_is_there_once_an_epoch(
+    pair: dict[str, Any], shards: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run(shards, tmp_path / "run", **pair)
+    table = make_sampler("curriculum", str(tmp_path / "run" / "examples"))
+    check_table(table, ROWS)
+    assert not caplog.messages, "its files name the rows of the set"
+    check_table(table, ROWS + 1)
+    assert len(caplog.messages) == 1
+    assert f"these rows have {ROWS + 1:016x}: losses are given" in caplog.messages[0]
     ledger = read(tmp_path / "run")
     ids = sorted(int(each) for worker in range(3) for each in load_worker(open_shards(str(shards)), worker).ids)
     for epoch in (1, 2, 3):

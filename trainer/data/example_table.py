@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import DataError
+from pipeline.core.ledger_origin import warning_of
 from pipeline.core.shardset.schema import broken_is_data_error, numbers_of
 from pipeline.core.storage.retries import unreadable_is_data_error, with_retries
 from trainer.data.opening import store_of
@@ -21,14 +23,17 @@ ID = "id"
 EPOCH = "epoch"
 SUFFIX = ".parquet"
 
+logger = logging.getLogger(__name__)
 
-def check_table(sampler: Sampler) -> None:
-    """Check that the table of a sampler, if it has one, can be opened and has the columns.
 
-    Reads the footers of its files. Raises DataError."""
+def check_table(sampler: Sampler, fingerprint: int | None = None) -> None:
+    """Check that the table of a sampler, if it has one, can be opened and has the columns. Raises DataError.
+
+    Reads its files, and warns if they name other rows. fingerprint: of the rows that the run trains on, None if unknown."""
     if sampler.table_uri:
-        for _ in _open_files(sampler.table_uri, sampler.column):
-            pass
+        files = [file.metadata for file in _open_files(sampler.table_uri, sampler.column)]
+        if warning := warning_of(f"--example-table {sampler.table_uri}", files, fingerprint):
+            logger.warning(warning)
 
 
 def values_of(sampler: Sampler, ids: Ints) -> npt.NDArray[np.float64] | None:

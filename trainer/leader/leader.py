@@ -113,7 +113,9 @@ class Leader:
         self.evaluations = EvaluationWatch(config, self.checkpoints, look_s)
         self._switch = SwitchWatch(self.checkpoints, look_s)
         self._snapshot_at = 0.0  # when the last checkpoint began
-        self._restorer = Restorer(config, folders, microseconds, by_rule=self.stages[0].by_rule)
+        self._restorer = Restorer(
+            config, folders, microseconds, by_rule=self.stages[0].by_rule, fingerprint=facts.fingerprint
+        )
         self._pauses = PauseWatch()
         self._news = EvaluatorNews(folders)
 

@@ -100,7 +100,7 @@ class NeighbourLeader:
         self.training: PeerTraining | None = None
         self.ledger: ExampleLedger | None = None
         self._snapshot_at = 0.0  # when a snapshot was last asked for
-        self._restorer = Restorer(config, folders, microseconds)
+        self._restorer = Restorer(config, folders, microseconds, fingerprint=facts.fingerprint)
         self._pauses = PauseWatch()
 
     # --- generations --------------------------------------------------------------------------------------------------

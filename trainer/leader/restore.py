@@ -33,13 +33,16 @@ class RestoredVersion(NamedTuple):
     ledger: ExampleLedger | None
 
 
-def restore(config: Config, folders: Folders, at_least: int, *, by_rule: bool = False) -> RestoredVersion:
+def restore(
+    config: Config, folders: Folders, at_least: int, *, by_rule: bool = False, fingerprint: int | None = None
+) -> RestoredVersion:
     """Roll back to the newest sound checkpoint, and begin a generation with it.
 
     Args:
         config, folders: the run.
         at_least: lower bound for the number of the generation.
         by_rule: whether a rule decides about the switch.
+        fingerprint: of the rows that the run trains on, None if unknown.
     Raises:
         DataError: there is no sound checkpoint.
         OSError: files cannot be read or written now.
@@ -55,7 +58,8 @@ def restore(config: Config, folders: Folders, at_least: int, *, by_rule: bool = 
     # If the checkpoint of the decision is damaged, the run continues from another one.
     if stop and stop.version != version:
         stop = None
-    return RestoredVersion(version, generation, stop, begin_ledger(config, folders.home, generation, version))
+    ledger = begin_ledger(config, folders.home, generation, version, fingerprint)
+    return RestoredVersion(version, generation, stop, ledger)
 
 
 class Restorer:
@@ -65,18 +69,26 @@ class Restorer:
         config, folders: the run.
         microseconds: returns the time since 1970.
         by_rule: whether a rule decides about the switch.
+        fingerprint: of the rows that the run trains on, None if unknown.
 
     Attributes:
         retry_cause: the cause of a roll-back to repeat after an error of the file system; None if there is none.
     """
 
     def __init__(
-        self, config: Config, folders: Folders, microseconds: Callable[[], int], *, by_rule: bool = False
+        self,
+        config: Config,
+        folders: Folders,
+        microseconds: Callable[[], int],
+        *,
+        by_rule: bool = False,
+        fingerprint: int | None = None,
     ) -> None:
         self.config = config
         self.folders = folders
         self.microseconds = microseconds
         self.by_rule = by_rule
+        self.fingerprint = fingerprint
         self.retry_cause: str | None = None
         self._version_left: int | None = None  # until it is logged
 
@@ -92,7 +104,7 @@ class Restorer:
         try:
             # The clock is the lower bound, because a server 0 that died may have used a generation that is in no file.
             at_least = max(generation + 1, self.microseconds())
-            restored = restore(self.config, self.folders, at_least, by_rule=self.by_rule)
+            restored = restore(self.config, self.folders, at_least, by_rule=self.by_rule, fingerprint=self.fingerprint)
         except OSError as error:
             logger.warning(f"{self.folders.checkpoints}: going back to a checkpoint is tried again: {error}")
             self.retry_cause = cause

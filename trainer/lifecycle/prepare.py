@@ -150,7 +150,7 @@ def check_sampler(config: Config, shards: Shards, num_workers: int, *, targets: 
         partition_plan(config, shards, num_workers)
     check_gossip(config, shards, num_workers)
     config.sampler.check(has_classes=shards.has_labels and not targets, has_neighbourhoods=shards.has_neighbourhoods)
-    check_table(config.sampler)
+    check_table(config.sampler, trained_fingerprint(shards, config))
     if isinstance(config.sampler, TableSampler) and config.sampler.validates:
         check_validation(config.sampler, shards)
 

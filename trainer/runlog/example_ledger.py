@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.core.ledger_origin import with_origin
 from pipeline.core.shardset.schema import numbers_of
 from trainer.config import Config
 from trainer.coordination.orders import Record, RowLosses
@@ -54,11 +55,13 @@ class ExampleLedger:
     Args:
         folder: RUN/examples.
         generation: the number of this generation.
+        fingerprint: of the rows that the run trains on, which each file names; None if unknown.
     """
 
-    def __init__(self, folder: Place, generation: int) -> None:
+    def __init__(self, folder: Place, generation: int, fingerprint: int | None = None) -> None:
         self.folder = folder
         self.generation = generation
+        self.fingerprint = fingerprint
         self._entries: list[LedgerEntry] = []  # that are in no file, by version
         self._is_void = False
         self._has_folder = False
@@ -95,7 +98,7 @@ class ExampleLedger:
                 self._doubtful.unlink(missing_ok=True)
             self._doubtful = path = self.folder / f"{version:08d}-{self.generation}.parquet"
             # Entries are added meanwhile: the owner's thread must not wait for a slow store.
-            write_whole(path, to_parquet(entries))
+            write_whole(path, to_parquet(entries, self.fingerprint))
             self._doubtful = None
             self._has_folder = True
             with self._lock:
@@ -107,8 +110,8 @@ class ExampleLedger:
             self._is_void = True
 
 
-def to_parquet(entries: Iterable[LedgerEntry]) -> bytes:
-    """Return entries as the content of a Parquet file."""
+def to_parquet(entries: Iterable[LedgerEntry], fingerprint: int | None = None) -> bytes:
+    """Return entries as the content of a Parquet file. fingerprint: of the set's rows, None if unknown."""
     _, numbers, rows = zip(*entries, strict=True)
     ids, losses, hits = (np.concatenate(column) for column in zip(*rows, strict=True))
     epochs = np.repeat(np.array(numbers, np.int32), [len(each.ids) for each in rows])
@@ -116,13 +119,12 @@ def to_parquet(entries: Iterable[LedgerEntry]) -> bytes:
     # Differences of ids are packed in few bits; losses become no smaller. Compression, statistics and dictionaries of all
     # columns would take most of the time, for larger files.
     pq.write_table(
-        pa.table([ids, epochs, losses, hits], schema=SCHEMA),
+        pa.table([ids, epochs, losses, hits], schema=with_origin(SCHEMA, fingerprint)),
         sink,
         column_encoding={"id": "DELTA_BINARY_PACKED"},
         use_dictionary=["epoch"],
         compression="none",
         write_statistics=False,
-        store_schema=False,
     )
     content: bytes = sink.getvalue().to_pybytes()
     return content
@@ -146,7 +148,9 @@ def recorded_losses(home: Place, version: int) -> Iterator[IdLosses]:
             yield numbers_of(table["id"]), numbers_of(table["loss"])
 
 
-def begin_ledger(config: Config, home: Place, generation: int, version: int) -> ExampleLedger | None:
+def begin_ledger(
+    config: Config, home: Place, generation: int, version: int, fingerprint: int | None
+) -> ExampleLedger | None:
     """Return the ledger of a generation that begins at a checkpoint; None if the run keeps none. Raises OSError.
 
     The files of later versions are deleted, because the run has rolled back, and the drafts of a killed writer.
@@ -156,6 +160,7 @@ def begin_ledger(config: Config, home: Place, generation: int, version: int) -> 
         home: the run's folder.
         generation: number of the generation.
         version: of the checkpoint.
+        fingerprint: of the rows that the run trains on, None if unknown.
     """
     if not config.run.example_ledger:
         return None
@@ -164,4 +169,4 @@ def begin_ledger(config: Config, home: Place, generation: int, version: int) -> 
         match = _NAME.fullmatch(entry.name)
         if _DRAFT.fullmatch(entry.name) or (match and int(match[1]) > version):
             (folder / entry.name).unlink(missing_ok=True)
-    return ExampleLedger(folder, generation)
+    return ExampleLedger(folder, generation, fingerprint)

@@ -441,7 +441,9 @@ class PeerEngine:
         at: the time of a roll-back, at which all present workers begin instead; None at the start of the program."""
         facts = self.facts
         root = self.folders.checkpoints
-        version, self.generation, self.stop, ledger = restore(self.config, self.folders, self.generation + 1)
+        version, self.generation, self.stop, ledger = restore(
+            self.config, self.folders, self.generation + 1, fingerprint=facts.fingerprint
+        )
         self.evaluations.begin(self.stop)
         state = read_state(root, version)
         self._stored = sorted(PeerTimes.from_state(state).begun)
