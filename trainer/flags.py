@@ -17,8 +17,10 @@ from trainer.exchange import EXCHANGES
 from trainer.exchange.parameter_server import ParameterServer
 from trainer.home.place import resolve_home
 from trainer.models import MODELS, ModelSpec, OwnModel, model_from_json
+from trainer.models.own import is_reference
 from trainer.options import Options
 from trainer.protocols import PROTOCOLS
+from trainer.protocols.asp import ASP
 from trainer.sampling import SAMPLERS
 from trainer.sampling.shuffle import ShuffleSampler
 
@@ -122,16 +124,27 @@ def config_of(args: argparse.Namespace) -> Config:
     data = from_flags(Data, args)
     run = from_flags(RunSpec, args)
     exchange = member_from_flags(EXCHANGES, "--exchange", args)
-    # Here, because the configuration cannot tell a protocol that was given from the default.
-    if "protocol" in args.names_in_argv and (exchange.protocol or exchange.stages()):
-        has = "protocols of its own" if exchange.stages() else "no protocols"
-        raise UsageError(f"--exchange {exchange.name} has {has}: leave out --protocol {args.protocol}")
+    protocol = member_from_flags(PROTOCOLS, "--protocol", args)
+    if exchange.protocol or exchange.stages():
+        # Here, because the configuration cannot tell a protocol that was given from the default.
+        if "protocol" in args.names_in_argv or (
+            "protocol" in args.names_given and "exchange" not in args.names_in_argv
+        ):
+            has = "protocols of its own" if exchange.stages() else "no protocols"
+            raise UsageError(f"--exchange {exchange.name} has {has}: leave out --protocol {args.protocol}")
+        protocol = ASP()  # an exchange on the command line overrides the protocol of a file
+    # Here, because the configuration fills in the default of the model.
+    if is_reference(args.optimiser) and args.momentum is not None:
+        raise UsageError(
+            f"--momentum {args.momentum:g} is not passed to --optimiser {args.optimiser}: leave it out, and set it in the"
+            " function"
+        )
     return Config(
         data=data,
         run=replace(run, output=resolve_home(run.output)),
         model=_model_of(args),
         optimiser=from_flags(Optimiser, args),
-        protocol=member_from_flags(PROTOCOLS, "--protocol", args),
+        protocol=protocol,
         exchange=exchange,
         processes=from_flags(Processes, args),
         sampler=member_from_flags(SAMPLERS, "--sampling", args).with_absolute_table(_absolute),

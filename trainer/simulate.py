@@ -140,6 +140,11 @@ def _compare(args: argparse.Namespace, config: Config, simulated: SimulationSett
     if config.exchange != ParameterServer():
         raise UsageError(f"--compare names the exchanges itself: leave out --exchange {config.exchange.name}")
     contenders = parse_contenders(args.compare, config.protocol, evaluates=simulated.compute == "real")
+    if "protocol" in args.names_in_argv and ParameterServer.name not in contenders:
+        raise UsageError(
+            f"--compare names the protocols itself: leave out --protocol {config.protocol.name}, and write its values after"
+            f" colons, as in ssp:9 (--protocol is that of a contender {ParameterServer.name})"
+        )
     # The optimiser as given: the configuration contains the defaults of --protocol already.
     optimiser = from_flags(Optimiser, args)
     goals = {"loss": args.loss, "accuracy": args.accuracy}

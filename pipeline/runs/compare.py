@@ -167,6 +167,8 @@ def run_comparison(prog: str, description: str | None, argv: Sequence[str] | Non
     from pipeline.quality.report import comparison_row, render_comparison
 
     args = parse(comparison_parser(prog, description), argv)
+    if "no_report" in args.names_in_argv:
+        raise UsageError("the table of compare is of the measures of quality: leave out --no-report")
     strategies = read_strategies(args)
     request = cli.read_request(args)
     seconds: dict[str, float] = {}  # by strategy, as the phases of the comparison

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 
 from pipeline.core.command_line import Parser, parse
+from pipeline.core.shardset.manifest import open_committed
+from pipeline.core.storage.store import configured_store
 from pipeline.runs import flags as cli
 from pipeline.runs.api import reshard_request
 from pipeline.runs.command import run_job
@@ -36,9 +39,19 @@ def run_resharding(prog: str, description: str | None, argv: Sequence[str] | Non
 
     prog, description: name and help of the command; argv: its arguments (default: the process's own)."""
     args = parse(reshard_parser(prog, description), argv)
+    if (args.ratios or "").startswith("lognormal"):
+        args.seed = seed_of_set(args)
     request = cli.read_request(args)
 
     def make(progress: PhaseLog) -> ShardingResult:
         return reshard_request(request, report=not args.no_report, progress=progress, debug=args.debug)
 
     return run_job(args, "reshard", request, make)
+
+
+def seed_of_set(args: argparse.Namespace) -> int:
+    """Return the seed of the set that is resharded, by which the original job would draw the same shares.
+
+    Raises DataError if there is no set."""
+    store = configured_store()
+    return open_committed(store, store.resolve(cli.fill_in(args.input, args))).manifest.seed

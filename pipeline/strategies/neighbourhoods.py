@@ -152,6 +152,10 @@ class NeighbourhoodStrategy(EmbeddingStrategy):
             raise UsageError(f"--clustering dbscan finds the number of clusters by itself; leave out {ignored}")
         if not dense and self.radius is not None:
             raise UsageError(f"--clustering {self.clustering} has no radius; leave out --radius {self.radius:g}")
+        if not dense and self.min_neighbours != _default(self, "min_neighbours"):
+            raise UsageError(
+                f"--clustering {self.clustering} has no cores; leave out --min-neighbours {self.min_neighbours}"
+            )
 
     @property
     def vectors(self) -> str | None:

@@ -233,6 +233,9 @@ def preflight(args: argparse.Namespace, request: StreamRequest) -> dict[str, str
 
 def read_request(args: argparse.Namespace) -> StreamRequest:
     """Return the request that the flags describe. Raises UsageError."""
+    for name in ("family", "functions", "width"):
+        if args.model and name in args.names_in_argv:
+            raise UsageError(f"--model {args.model} has functions already: leave out --{name} {getattr(args, name)}")
     options = cli.layout_options(args)
     record_format = topic.FORMAT if topic.is_topic(args.source) else None
     return StreamRequest(

@@ -217,6 +217,7 @@ def test_a_class_of_a_single_row_is_too_small_for_spark_ml() -> None:
             "--engine block has no --clustering gaussian-mixture; use --engine scikit",
         ),
         ({"radius": 2.0}, "--clustering kmeans has no radius; leave out --radius 2"),
+        ({"min_neighbours": 20}, "--clustering kmeans has no cores; leave out --min-neighbours 20"),
         (
             {"clustering": "dbscan", "engine": "scikit-learn", "clusters": 5},
             "--clustering dbscan finds the number of clusters by itself; leave out --clusters 5",

@@ -125,6 +125,20 @@ def test_an_evaluation_label_without_a_training_class_is_refused(spark: SparkSes
     assert not (tmp_path / "o").exists()
 
 
+def test_a_reshard_draws_the_shares_of_the_job_itself(spark: SparkSession, tmp_path: Path) -> None:
+    """A name of shares is drawn with the seed of the set, for which reshard has no flag."""
+    source = write_binary(tmp_path / "in", *make_rows(300, pixels=192))
+    shape = ("--image-shape", "3x8x8")
+    about = ("--workers", 4, "--no-report", "--ratios", "lognormal:0.5")
+    assert (
+        run_job("stratified.py", "--input", source, "--output", tmp_path / "a", *about, *shape, "--seed", 7).code == 0
+    )
+    three = ("--input", source, "--output", tmp_path / "b", "--workers", 3, *shape, "--seed", 7, "--no-report")
+    assert run_job("stratified.py", *three).code == 0
+    assert run_job("reshard.py", "--input", tmp_path / "b", "--output", tmp_path / "c", *about).code == 0
+    assert shas(tmp_path / "c") == shas(tmp_path / "a")
+
+
 def test_workers_without_rows_are_told_of_before_any_row_is_written(spark: SparkSession, tmp_path: Path) -> None:
     source = write_binary(tmp_path / "in", *make_rows(200, pixels=192))
     flags = ("--input", source, "--output", tmp_path / "o", "--ratios", "1000:1:1", *SMALL, "--no-report")

@@ -13,7 +13,7 @@ from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.shardset.parts import Input, Worker
 from pipeline.core.storage.store import Store
-from pipeline.runs.compare import check_same_rows, comparison_parser, read_strategies
+from pipeline.runs.compare import check_same_rows, comparison_parser, read_strategies, run_comparison
 from pipeline.strategies import Strategy
 from pipeline.strategies.distribution_aware import DistributionAware
 from pipeline.strategies.hash import Hash
@@ -48,6 +48,13 @@ def read(variants: str, *flags: str) -> dict[str, Strategy]:
 def test_a_variant_that_is_none_is_one_line(variants: str, line: str) -> None:
     with pytest.raises(UsageError, match=re.escape(line)):
         read(variants)
+
+
+def test_a_comparison_without_measures_is_refused() -> None:
+    with pytest.raises(
+        UsageError, match=r"^the table of compare is of the measures of quality: leave out --no-report$"
+    ):
+        run_comparison("compare.py", None, ["--input", "in", "--output", "out", "--workers", "3", "--no-report"])
 
 
 def test_a_variant_has_the_flags_of_all_under_its_own(tmp_path: Path) -> None:

@@ -220,6 +220,7 @@ def test_without_gradients_no_loss_is_compared(tmp_path: Path) -> None:
     ("flags", "line"),
     [
         (["--exchange", "all-reduce", "--compare", "asp"], "leave out --exchange all-reduce"),
+        (["--protocol", "ssp", "--staleness-bound", "9", "--compare", "asp,ssp"], "leave out --protocol ssp"),
         (["--compare", "asp,strategy-switch"], "--alpha auto reads the loss of evaluations, --compute none has none"),
         (["--compare", "asp,d-psgd:graph0"], "graph0"),
         (["--compare", "asp,k-bsp:9"], "--k 9 exceeds the number of workers"),

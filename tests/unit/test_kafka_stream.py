@@ -87,6 +87,11 @@ def options_of(*argv: str) -> dict[str, str]:
     return preflight(args, read_request(args))
 
 
+def test_a_stream_with_ready_functions_takes_no_options_of_a_fit() -> None:
+    with pytest.raises(UsageError, match=r"^--model /set has functions already: leave out --functions 9$"):
+        options_of("--source", "kafka://h:1/rows", "--model", "/set", "--functions", "9")
+
+
 def test_the_flag_may_be_repeated_and_a_toml_file_holds_a_list(tmp_path: Path) -> None:
     topic = ("--source", "kafka://h:1/rows")
     given = ("--kafka-option", "client.id=a", "--kafka-option", "client.rack=r=1")

@@ -397,6 +397,12 @@ def test_a_mean_image_too_large_for_a_model_file_is_refused(shards: Path) -> Non
         check_subtracted_mean(make_config(shards, normalise="image", **VALUES), large)
 
 
+def test_a_model_that_never_changes_has_no_tolerance(tmp_path: Path) -> None:
+    config = make_config("", tmp_path / "run", tolerance=0.1, **VALUES)
+    with pytest.raises(UsageError, match=r"^--tolerance 0\.1 ends a run whose model hardly changes"):
+        simulate(config, SimulationSettings(compute="none", workers=2, rows=40), QUIET)
+
+
 def test_toy_losses_have_no_images_to_normalise(tmp_path: Path) -> None:
     config = make_config("", tmp_path / "run", normalise="none", **VALUES)
     with pytest.raises(UsageError, match="--normalise none changes images of rows, --compute quadratic has none"):

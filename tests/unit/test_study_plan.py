@@ -218,6 +218,14 @@ def test_a_sharding_with_a_seed_has_the_same_shards_in_every_run(tmp_path: Path)
     assert [flag for flag in sets._task(varied[1])["shard"] if flag.startswith("--seed")] == ["--seed=1"]
 
 
+def test_sizes_that_are_drawn_differ_between_seeds(tmp_path: Path) -> None:
+    """Sizes of which the seed decides, under a strategy that has none."""
+    sets = Sets(make_plan(shardings={"sizes": {"strategy": "stratified", "ratios": "lognormal:0.5"}}), tmp_path)
+    keys = [sets.key(Run(Cell("made-up", "sizes", "cnn", "asp"), seed)) for seed in (0, 1)]
+    assert keys[0] != keys[1]
+    assert [flag for flag in sets._task(keys[1])["shard"] if flag.startswith("--seed")] == ["--seed=1"]
+
+
 def test_a_crossed_design_has_every_set_with_every_other_seed() -> None:
     plan = make_plan(seeds=12, sets=3)
     cell = plan.cells()[0]
@@ -440,6 +448,10 @@ BAD_TABLES: list[tuple[dict[str, Any], str]] = [
     ({"shardings": {"x": {"strategy": "random", "config": "y"}}}, "config = 'y': there is no such flag"),
     ({"workers": 401}, "workers = 401 is more than the 400 rows"),
     ({"vary": ["sharding"]}, "[shardings.stratified]: its shards are the same for every seed"),
+    (
+        {"vary": ["sharding"], "shardings": {"x": {"strategy": "stratified", "ratios": "linear"}}},
+        "[shardings.x]: its shards are the same for every seed",
+    ),
     ({"sets": 4}, "[shardings.stratified]: its shards are the same for every seed, so that there are no sets = 4"),
     (
         {"sets": 4, "shardings": {"x": {"strategy": "random", "seed": 1000}}},

@@ -87,6 +87,31 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
     assert options.token_file == Path("secret")
 
 
+@pytest.mark.parametrize("exchange", ["all-reduce", "d-psgd", "matcha", "strategy-switch", "sync-switch"])
+def test_an_exchange_wins_over_the_protocol_of_a_file(tmp_path: Path, exchange: str) -> None:
+    """A file of defaults may have a protocol, as it may have the options of another one."""
+    file = tmp_path / "c.toml"
+    file.write_text('protocol = "ssp"\nstaleness_bound = 9\n')
+    flags: list[Any] = ["--steps", 7, "--config", file, "--exchange", exchange]
+    config, _ = parsed(*flags)
+    assert config == parsed("--steps", 7, "--exchange", exchange)[0]
+    with pytest.raises(UsageError, match=f"^--exchange {exchange} has .*: leave out --protocol ssp$"):
+        parsed(*flags, "--protocol", "ssp")
+    file.write_text(f'protocol = "ssp"\nexchange = "{exchange}"\n')
+    with pytest.raises(UsageError, match=f"^--exchange {exchange} has .*: leave out --protocol ssp$"):
+        parsed("--steps", 7, "--config", file)
+
+
+def test_a_configuration_with_two_ways_of_waiting_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^--exchange all-reduce has no protocols: leave out --protocol ssp$"):
+        make_config(exchange="all-reduce", protocol="ssp", staleness_bound=9)
+
+
+def test_momentum_does_not_reach_an_optimiser_of_the_users_own() -> None:
+    with pytest.raises(UsageError, match=r"^--momentum 0\.3 is not passed to --optimiser own:sgd: leave it out"):
+        parsed("--steps", 7, "--optimiser", "own:sgd", "--momentum", 0.3)
+
+
 def test_a_flag_also_wins_over_a_key_of_the_file_that_it_excludes(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("epochs = 5\nresume = true\n")
     config, options = parsed("--config", tmp_path / "c.toml")

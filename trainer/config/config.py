@@ -261,7 +261,9 @@ class Config:
             raise UsageError(f"--exchange {name} has protocols of its own: leave out --protocol {self.protocol.name}")
         if own is None:
             return
-        # A command line refuses --protocol beside such an exchange, so that any other protocol is the default here.
+        if self.protocol.name not in (own, ASP.name):
+            raise UsageError(f"--exchange {name} has no protocols: leave out --protocol {self.protocol.name}")
+        # A command line refuses --protocol asp beside such an exchange, so that it is the default here.
         if self.protocol.name != own:
             object.__setattr__(self, "protocol", PROTOCOLS[own]())  # the dataclass is frozen
         if self.processes.servers > 1:

@@ -157,11 +157,18 @@ def check_rows(config: Config, compute: str) -> None:
         (bool(config.data.gossip), f"--gossip {config.data.gossip} exchanges rows"),
         (config.data.augmentation != CROP_FLIP, f"--augmentation {config.data.augmentation} changes images of rows"),
         (config.data.normalise != CHANNEL, f"--normalise {config.data.normalise} changes images of rows"),
+        (config.run.evaluation_mode != "clean", f"--evaluation-mode {config.run.evaluation_mode} evaluates rows"),
+        (config.run.precision != "fp32", f"--precision {config.run.precision} computes gradients of rows"),
         (config.data.repartition != "fixed", f"--repartition {config.data.repartition} divides rows"),
     )
     use = next((use for applies, use in uses if applies), None)
     if use and compute != "real":
         raise UsageError(f"{use}, --compute {compute} has none: use --compute real")
+    if config.optimiser.tolerance and compute == "none":
+        raise UsageError(
+            f"--tolerance {config.optimiser.tolerance:g} ends a run whose model hardly changes, which --compute none never"
+            " changes: leave it out"
+        )
 
 
 def check_exchange(config: Config, num_workers: int, compute: str) -> None:

@@ -319,7 +319,8 @@ def _check_sharding(plan: StudyPlan, name: str) -> None:
     for workers in workers_of_sharding(plan, name) or [plan.workers]:
         if read_request(_shard_flags(plan, name, workers)).read_options.unlabelled:
             raise UsageError("unlabelled = true: a study compares accuracies, which are of classes")
-    _check_varies(plan, uses_seed=_strategy(plan, name).uses_seed() and SEED not in keys)
+    with_seed = SEED not in keys and _shards_use_seed(plan, name)
+    _check_varies(plan, uses_seed=with_seed)
 
 
 def _check_varies(plan: StudyPlan, *, uses_seed: bool) -> None:
@@ -338,6 +339,19 @@ def strategy_of(plan: StudyPlan, name: str) -> Any:
     """Return the strategy of a way of sharding. Raises UsageError with its table for invalid flags."""
     with _errors_at(_place("shardings", name)):
         return _strategy(plan, name)
+
+
+def shards_use_seed(plan: StudyPlan, name: str) -> bool:
+    """Return whether the shards of a way of sharding depend on the seed, by their rows or by their sizes alone.
+
+    Raises UsageError with its table for invalid flags."""
+    with _errors_at(_place("shardings", name)):
+        return _shards_use_seed(plan, name)
+
+
+def _shards_use_seed(plan: StudyPlan, name: str) -> bool:
+    draws_sizes = str(plan.shardings[name].get("ratios", "")).startswith("lognormal")
+    return draws_sizes or bool(_strategy(plan, name).uses_seed())
 
 
 def _strategy(plan: StudyPlan, name: str) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.core.errors import DataError, UsageError, error_class
 from pipeline.core.shardset.contract import Manifest
-from trainer.study.plan.cases import ORDER, SEED, SHARDS_KEY, derivation, sharding_args, strategy_of
+from trainer.study.plan.cases import ORDER, SEED, SHARDS_KEY, derivation, sharding_args, shards_use_seed
 from trainer.study.plan.study_plan import Run, StudyPlan
 from trainer.study.run.children import run_child
 from trainer.study.run.prepared import Fingerprints, flatten, read_prepared, write_prepared
@@ -53,7 +53,7 @@ class Sets:
             name: SHARDS_KEY not in keys
             and SEED not in keys
             and "sharding" in plan.vary
-            and bool(strategy_of(plan, name).uses_seed())
+            and shards_use_seed(plan, name)
             for name, keys in plan.shardings.items()
         }
 
