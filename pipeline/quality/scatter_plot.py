@@ -16,6 +16,7 @@ from pipeline.quality.metrics import Quality, expected_shift
 from pipeline.quality.moments import Floats, Ints, thumbnails
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
+UNEQUAL = 0.05  # the share by which the smallest shard is smaller than the largest, from which the plot says so
 NUMBERED = 5  # shard centres that are labelled with the worker's number
 INSIDE_95 = 2.45  # sqrt(5.99) standard deviations hold 95 % of a two-dimensional normal
 
@@ -72,9 +73,11 @@ def projection(
         has_rows = owners > 0
         whole = np.average(measured.feature_means[has_rows], axis=0, weights=owners[has_rows])
         # The ellipse is the distribution of the mean of a random shard of average size.
-        shard_rows = round(measured.rows / workers)
-        shard_sd = np.sqrt([expected_shift(shard_rows, measured.rows, float(v)) for v in points.var(axis=0)])
-        draw_centres(panels[1], (measured.feature_means - whole) @ axes, shard_sd)
+        centres, shard_sd = comparable_centres(
+            (measured.feature_means - whole) @ axes, owners, measured.rows, points.var(axis=0)
+        )
+        are_equal = owners.min() > (1 - UNEQUAL) * owners.max()
+        draw_centres(panels[1], centres, shard_sd, scaled=not are_equal)
     for ax in panels:
         ax.set(xlabel="first principal component", ylabel="second")
         ax.tick_params(labelsize=8)
@@ -104,8 +107,27 @@ def scatter_groups(ax: Any, points: Floats, groups: Ints, by: str, num_groups: i
         ax.scatter(*points[groups == group].T, label=str(group), **look)
 
 
-def draw_centres(ax: Any, centres: Floats, shard_sd: Floats) -> None:
-    """Draw shard means minus the whole set's mean [W, 2], over the ellipse of random shards. shard_sd: [2]."""
+def comparable_centres(centres: Floats, owners: Ints, rows: int, variances: Floats) -> tuple[Floats, Floats]:
+    """Scale the means of shards to a random shard of average size, because smaller shards stray farther.
+
+    Returns the scaled means [W, 2], and the standard deviations of the mean of such a shard, [2].
+
+    Args:
+        centres: shard means minus the mean of the whole set, [W, 2].
+        owners: rows of each shard, [W].
+        rows: rows of the set.
+        variances: of the rows, [2].
+    """
+    sizes = (round(rows / len(owners)), *owners.tolist())
+    sds = np.sqrt([[expected_shift(size, rows, float(variance)) for variance in variances] for size in sizes])
+    scale = np.divide(sds[0], sds[1:], out=np.ones_like(centres), where=sds[1:] > 0)
+    return centres * scale, sds[0]
+
+
+def draw_centres(ax: Any, centres: Floats, shard_sd: Floats, *, scaled: bool) -> None:
+    """Draw shard means minus the whole set's mean [W, 2], over the ellipse of random shards.
+
+    shard_sd: standard deviations of the mean of a random shard, [2]; scaled: whether shards differ in size."""
     ax.add_patch(Ellipse((0, 0), *(2 * INSIDE_95 * shard_sd), color=PALE, zorder=0))
     ax.plot(0, 0, "+", color="#111", ms=12, mew=1.5)
     ax.plot(*centres.T, "o", color=BLUE, ms=5 if len(centres) <= MANY else 3)
@@ -117,7 +139,7 @@ def draw_centres(ax: Any, centres: Floats, shard_sd: Floats) -> None:
     reach = 1.15 * max(INSIDE_95 * float(shard_sd.max()), float(np.nanmax(np.abs(centres), initial=0.0)), 1e-9)
     ax.set(xlim=(-reach, reach), ylim=(-reach, reach))
     ax.set_title("centres of the shards, enlarged")
-    shard = f"shard (farthest {min(NUMBERED, len(centres))} numbered)"
+    shard = f"shard{', scaled to the average size' * scaled} (farthest {min(NUMBERED, len(centres))} numbered)"
     handles = [
         Line2D([], [], color=BLUE, marker="o", ls="", label=shard),
         Line2D([], [], color="#111", marker="+", ls="", ms=9, label="whole set"),

@@ -40,7 +40,8 @@ def _verdict(measured: Quality) -> list[Verdict]:
     # A note and not a fault: the strategy copies sparse groups on purpose.
     if measured.copies:
         share = measured.duplicate_share
-        text = f"{measured.copies:,} rows are copies ({share:.2%}): every worker has the sparse groups, as intended."
+        rows = "row is a copy" if measured.copies == 1 else "rows are copies"
+        text = f"{measured.copies:,} {rows} ({share:.2%}): every worker has the sparse groups, as intended."
         findings.append(Verdict("note", text))
     if measured.classes:
         findings.append(spread_finding(measured.classes, "Classes"))

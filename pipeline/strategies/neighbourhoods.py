@@ -150,6 +150,7 @@ class NeighbourhoodStrategy(EmbeddingStrategy):
         if dense and (self.clusters is not None or self.n_init != 1):
             ignored = f"--n-init {self.n_init}" if self.clusters is None else f"--clusters {self.clusters}"
             raise UsageError(f"--clustering dbscan finds the number of clusters by itself; leave out {ignored}")
+        # These two are not among the parameters that sets of other clusterings store.
         if not dense and self.radius is not None:
             raise UsageError(f"--clustering {self.clustering} has no radius; leave out --radius {self.radius:g}")
         if not dense and self.min_neighbours != _default(self, "min_neighbours"):

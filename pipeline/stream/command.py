@@ -233,6 +233,7 @@ def preflight(args: argparse.Namespace, request: StreamRequest) -> dict[str, str
 
 def read_request(args: argparse.Namespace) -> StreamRequest:
     """Return the request that the flags describe. Raises UsageError."""
+    # A file of defaults may have them, as it may have other settings that a command does not use.
     for name in ("family", "functions", "width"):
         if args.model and name in args.names_in_argv:
             raise UsageError(f"--model {args.model} has functions already: leave out --{name} {getattr(args, name)}")

@@ -526,7 +526,9 @@ def read_log(folder: Path) -> None:
         history.marks(happened, axis)
         for value in ("loss", "accuracy"):
             history.curves(live, axis, value)
-    history.clock_table(history.select_kind(live, TrainEvent), workers)
+    if trains := history.select_kind(live, TrainEvent):
+        present = history.present_workers(live, workers)
+        history.clock_table(trains, workers, [present[id(event)] for event in trains])
     history.throughput_table(pushes, workers)
     history.staleness_spread(pushes[pushes["accepted"] == 1], workers)
     history.worker_rows(live, pushes, workers)

@@ -252,7 +252,7 @@ def test_the_end_is_told_and_its_checkpoint_kept(shards: Path, tmp_path: Path) -
     assert read_state(root, whole(root)[-1]).final
     assert unlisted(tmp_path / "run", RUNS) == set()
     assert undocumented_below(tmp_path) == {}
-    line = f"after epoch {stop['epoch']}: 2 epochs without an improvement of the loss on the evaluation rows"
+    line = f"after epoch {stop['epoch']}: 2 epochs without an improvement of the loss on the evaluation rows (without"
     assert line in ending(vars(done), done.output, None)
     assert line in (tmp_path / "run" / "report.html").read_text()
     assert (root / "stop.json").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,6 +119,18 @@ def test_a_hub_folder_loads_as_its_card_says(run: Result, tmp_path: Path, monkey
     monkeypatch.chdir(folder)
     for program in programs_of(card):
         torch.testing.assert_close(run_program(program, IMAGES), outputs_of(run), rtol=0, atol=1e-5)
+
+
+def test_a_card_has_the_settings_of_the_last_start(run: Result, tmp_path: Path) -> None:
+    """Log a second start with other workers, as a resumed run does."""
+    folder = tmp_path / "run"
+    shutil.copytree(run.output, folder)
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    start = next(json.loads(line) for line in lines if json.loads(line)["event"] == "start")
+    start["plan"] |= {"num_workers": 47}
+    (folder / "metrics.jsonl").write_text("\n".join([*lines, json.dumps(start | {"resumed_from": 1}), ""]))
+    export(str(folder), str(tmp_path / "hub"), "safetensors")
+    assert "47 workers" in (tmp_path / "hub" / "README.md").read_text()
 
 
 def test_a_model_file_alone_has_a_card_without_a_run(run: Result, tmp_path: Path) -> None:

@@ -74,3 +74,17 @@ def test_a_speed_is_of_training_time_without_the_wait_at_the_end(tmp_path: Path)
     events = events_in(tmp_path)
     assert [event["images_per_s"] for event in events] == pytest.approx([1000.0, 1000.0])
     assert events[-1]["seconds"] == 1.25
+
+
+def test_the_last_part_of_a_second_is_logged_at_the_end(tmp_path: Path) -> None:
+    """The process may end at once, and its counter of images is the sum of these events."""
+    coordinator = coordinator_of(1)
+    journal = Journal(tmp_path, coordinator, 0, 0.0)
+    for now in (0.0, 1.1, 1.3):
+        coordinator.records = [Record(0, 0, 0, 0, 0, StepMeasurements(100, 1.0, 10, 0.1), accepted=True)]
+        coordinator.finished = now == 1.3
+        journal.note(None, now)
+        journal.flush(now)
+    journal.flush(1.31)
+    images = [worker["images"] for event in events_in(tmp_path) for worker in event["workers"]]
+    assert images == [200, 100]

@@ -26,7 +26,7 @@ from pipeline.core.storage.store import Store
 from pipeline.quality import metrics as quality
 from pipeline.quality import moments
 from pipeline.quality.measure import measure
-from pipeline.quality.scatter_plot import principal_axes
+from pipeline.quality.scatter_plot import INSIDE_95, comparable_centres, principal_axes
 
 Images = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -485,3 +485,17 @@ def test_disjoint_classes_have_the_largest_skew() -> None:
     assert (skew.total_variation, skew.effective_classes) == pytest.approx((0.98, 1))
     assert 0.9 < skew.jensen_shannon < 1
     assert quality.class_skew(np.array([[3], [4]])) is None
+
+
+def test_shards_of_any_size_lie_in_the_ellipse_alike() -> None:
+    """Draw random shards of unequal sizes: 95 % of each size are inside."""
+    rng = np.random.default_rng(0)
+    rows, sizes = 400, np.array([320, 40, 40])
+    points = rng.standard_normal((rows, 2)) * [3, 1]
+    inside = np.zeros(3)
+    for _ in range(1000):
+        parts = np.split(points[rng.permutation(rows)], np.cumsum(sizes)[:-1])
+        centres = np.stack([part.mean(axis=0) for part in parts]) - points.mean(axis=0)
+        scaled, sd = comparable_centres(centres, sizes, rows, points.var(axis=0))
+        inside += ((scaled / sd) ** 2).sum(axis=1) < INSIDE_95**2
+    assert inside / 1000 == pytest.approx(np.full(3, 0.95), abs=0.025)

@@ -265,7 +265,7 @@ def test_evenness_that_goes_with_spread_is_seen() -> None:
     assert test.within.p == pytest.approx(1 / (1 + PERMUTATIONS))
     assert test.within.runs == 56
     assert test.within.adjusted_p == pytest.approx(adjust([t.within.p for t in found.qualities])[0])
-    assert "Evenness of shards by MMD2 correlates with the distance of a run from the median of its strategy" in said(
+    assert "Unevenness of shards by MMD2 correlates with the distance of a run from the median of its strategy" in said(
         found
     )
 
@@ -281,7 +281,7 @@ def test_differences_between_members_predict_no_spread() -> None:
     found = analyse(plan, records)
     test = next(test for test in found.qualities if test.quality == "mmd_ratio")
     assert test.without.rho > 0.4
-    assert "Evenness of shards by MMD2 is not shown to correlate with" in said(found)
+    assert "Unevenness of shards by MMD2 is not shown to correlate with" in said(found)
 
 
 def test_a_member_of_equal_shards_says_nothing_about_evenness() -> None:
@@ -306,7 +306,7 @@ def test_one_very_uneven_member_predicts_no_spread() -> None:
     assert test.over_all.rho > 0.3
     assert (test.least_even, test.without.runs) == ("round_robin", 56)
     assert abs(test.without.rho) < 0.3
-    assert "Evenness of shards by MMD2 is not shown to correlate with" in said(found)
+    assert "Unevenness of shards by MMD2 is not shown to correlate with" in said(found)
 
 
 def test_skewed_values_are_tested_by_permutations() -> None:
@@ -347,4 +347,4 @@ def test_the_curve_is_compared_over_all_epochs(steadier: Analysis) -> None:
     assert members["stratified"].curve_ratio > 2
     assert members["stratified"].curve_adjusted_p < 0.01
     assert math.isnan(members["random"].curve_p)
-    assert "In the last of 3 epochs the mean of random moved by +5.00 points." in said(steadier)
+    assert "From epoch 2 to 3 the mean of random moved by +5.00 points." in said(steadier)

@@ -18,7 +18,7 @@ from tests.support.made_up_study import made, make_plan, make_records, normal, s
 from trainer.study.analysis.analyse import analyse
 from trainer.study.analysis.components import components_of, crossed_components
 from trainer.study.analysis.ratios import StudyRatio, compare_ratios, pool
-from trainer.study.analysis.statistics import sign_flip_p
+from trainer.study.analysis.statistics import adjust, sign_flip_p
 from trainer.study.check import write_pooled
 from trainer.study.report.findings import CROSSED
 from trainer.study.report.pooled import pooled_figure, pooled_page
@@ -189,6 +189,7 @@ def test_a_crossed_report_is_recomputed_from_its_lines() -> None:
     shown = "an effect" if components.set_p < 0.05 else "no effect"
     assert sentence.startswith(f"random: {shown} of the shard set is shown; its standard deviation is ")
     assert "(F test between 4 sets of 5 seeds each: p " in sentence
+    assert components.adjusted_set_p == components.set_p, "a single test"
 
 
 def test_runs_of_a_crossed_design_are_not_tested_as_independent() -> None:
@@ -204,11 +205,15 @@ def test_runs_of_a_crossed_design_are_not_tested_as_independent() -> None:
         assert not any(member.comparisons.values())
         assert (member.churn, math.isnan(member.curve_p)) == (None, True)
         assert member.components is not None
+        assert member.components.adjusted_set_p >= member.components.set_p
         summary = member.summaries["final_accuracy"]
         assert math.isnan(summary.mean_interval.low)
         assert math.isnan(summary.sd_interval.low)
         assert summary.sd > 0
+    tests = [member.components for member in analysis.settings[0].members.values()]
+    assert [c.adjusted_set_p for c in tests if c] == adjust([c.set_p for c in tests if c])
     text = said(analysis)
+    assert "P-values of sets are adjusted over 2 tests (Holm)." in text
     assert text.count(CROSSED) == 1
     assert "not compared:" not in text
     assert "steadier" not in text

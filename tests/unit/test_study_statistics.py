@@ -124,12 +124,23 @@ def test_adjusted_p_values_are_holms(p_values: list[float]) -> None:
     assert adjust(p_values) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("n", [3, 4, 6])
+def test_few_equal_values_prove_no_difference_of_spread(n: int) -> None:
+    """Draw accuracies of a few evaluation rows, whose statistics can be beyond those of any normal values."""
+    assert spread_p(np.full(3, 0.5), np.array([0.45, 0.5, 0.55])) == 0.5, "2 of the 4 changes of sign of two distances"
+    accuracies = np.round(np.random.default_rng(n).standard_normal((400, 2, n)) / 2) * 2
+    p = np.array([spread_p(a, b) for a, b in accuracies])
+    assert (p < 0.01).mean() <= 0.01
+    assert (p < LEVEL).mean() <= LEVEL
+
+
 def test_ratios_of_what_does_not_spread_are_said_and_not_divided() -> None:
     still, spread = np.full(5, 0.5), draws(7, 5)
     assert sd_ratio(spread, still) == math.inf
     assert sd_ratio(still, spread) == 0
     assert math.isnan(sd_ratio(still, still))
     assert spread_p(still, still) == 1.0
+    assert all(math.isnan(end) for ratio in (0.0, math.inf) for end in f_interval(ratio, 5))
     found = compare(still.tolist(), still.tolist(), margin=0.1)
     assert found is not None
     assert (found.difference, found.difference_p, found.equivalence_p) == (0.0, 1.0, 0.0)

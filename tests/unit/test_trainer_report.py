@@ -7,6 +7,7 @@ import fcntl
 import html
 import io
 import json
+import math
 import os
 import re
 import struct
@@ -36,7 +37,7 @@ from tests.unit.test_report import HOSTILE, Page
 from trainer.config import Config, Data, RunFacts, RunSpec
 from trainer.lifecycle.ends import try_report
 from trainer.plan import describe_plan, plan
-from trainer.report import figures, history
+from trainer.report import figures, history, page
 from trainer.report.findings import describe_classes, describe_neighbourhoods
 from trainer.report.page import write_report
 from trainer.report.progress import ProgressLine, line
@@ -45,7 +46,7 @@ from trainer.report.tensorboard import TensorBoardWriter
 from trainer.report.terminal import duration
 from trainer.runlog.kinds.evaluation import EvaluationEvent
 from trainer.runlog.kinds.run import StartEvent, WarningEvent
-from trainer.runlog.kinds.training import EpochEvent
+from trainer.runlog.kinds.training import EpochEvent, TrainEvent
 from trainer.runlog.read import read_events, surviving_events
 from trainer.transport.status import RunStatus
 
@@ -433,7 +434,41 @@ def test_clocks_stand_still_while_a_worker_is_away() -> None:
         [{"index": 2, "clock": 2}, {"index": 1, "clock": 1}],
     ]
     trains: Any = [SimpleNamespace(workers=workers) for workers in logged]
-    assert history.clock_table(trains, 3).tolist() == [[3, 0, 1], [5, 0, 1], [5, 1, 2]]
+    assert history.clock_table(trains, 3, [3, 3, 3]).tolist() == [[3, 0, 1], [5, 0, 1], [5, 1, 2]]
+
+
+def test_each_start_is_told_with_its_own_host() -> None:
+    first = StartEvent(time=1767225600.0, made={"host": "alpha"})
+    second = StartEvent(time=1767312000.0, made={"host": "beta"}, resumed_from=7)
+    begun = "Started 2026-01-01 00:00 UTC on host alpha."
+    assert page.start_sentences([first]) == begun
+    assert page.start_sentences([first, second]) == f"{begun} Resumed 2026-01-02 00:00 UTC on host beta."
+
+
+def test_workers_that_a_resume_changes_lead_over_nobody() -> None:
+    """Begin with two workers, add a third one, and go on with the first two."""
+    nothing: Any = {
+        "version": 1,
+        "loss": None,
+        "accuracy": None,
+        "epoch": 1.0,
+        "learning_rate": None,
+        "images_per_s": None,
+    }
+    live: list[Any] = []
+    for workers, parts in ((2, [[3, 4], [6, 8]]), (3, [[7, 9], [8, 10, 8]]), (2, [[12, 14]])):
+        live.append(StartEvent(plan={"num_workers": workers}))
+        for clocks in parts:
+            entries = [{"index": index, "clock": clock} for index, clock in enumerate(clocks)]
+            live.append(TrainEvent(seconds=1.0, workers=entries, **nothing))
+    trains = history.select_kind(live, TrainEvent)
+    present = history.present_workers(live, 3)
+    table = history.clock_table(trains, 3, [present[id(event)] for event in trains])
+    nan = math.nan
+    expected = [[3, 4, nan], [6, 8, nan], [7, 9, nan], [8, 10, 8], [12, 14, nan]]
+    np.testing.assert_array_equal(table, expected)
+    lines = figures.clocks(np.array([1.0, 2, 3, 4, 5]), table, 2, []).axes[1].lines
+    assert max(float(np.nanmax(line.get_ydata())) for line in lines) == 2, "no lead over a worker that is not there"
 
 
 pushes_of_workers = st.lists(

@@ -89,7 +89,7 @@ def draw(runs: Sequence[Measurements], goals: Goals, *, unit_of_time: str) -> by
     bars: dict[str, tuple[str, list[float]]] = {
         "Throughput": (f"images per {unit_of_time}", [run.images_per_s or 0 for run in runs]),
         "Staleness": ("mean staleness in updates", [run.staleness_mean or 0 for run in runs]),
-        "Traffic": (f"{unit} sent", [(run.sent_bytes or 0) / size for run in runs]),
+        "Traffic": (f"{unit} of gradients and parameters sent", [(run.sent_bytes or 0) / size for run in runs]),
     }
     # Runs of a toy loss have no accuracy, and no panel for it.
     curves = 2 if any(len(run.accuracy) for run in runs) else 1

@@ -135,7 +135,8 @@ def _read_facts(model: Place) -> CardFacts:
     if model.name not in (MODEL, BEST) or not (folder / RESULT).exists():
         return CardFacts()
     result = read_result(folder)
-    start = next((event for event in result.events() if isinstance(event, StartEvent)), StartEvent())
+    # The last start, because a resume may have changed the length, the workers and other settings.
+    start = next((event for event in reversed(result.events()) if isinstance(event, StartEvent)), StartEvent())
     plan = {"seed": str(result.seed), **plan_in_words(start.plan)}
     shards = str(start.config.get("data", {}).get("shards", "")).rstrip("/").rpartition("/")[2]
     if model.name == BEST:

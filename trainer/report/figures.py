@@ -307,14 +307,15 @@ def clocks(seconds: Floats, table: Floats, bound: int | None, marks: Sequence[Ma
 
     Args:
         seconds: [T].
-        table: steps done, [T, W].
+        table: steps done, [T, W]; NaN for workers that the run does not have at that time.
         bound: SSP's staleness bound, None if the run has none.
         marks: incidents.
     """
     figure, axes = canvas(3.3, 2)
     # The lead over the slowest worker is the quantity that SSP bounds.
-    ahead = table - table.min(axis=1, keepdims=True)
-    pace = ahead.mean(axis=0)
+    ahead = table - np.nanmin(table, axis=1, keepdims=True)
+    times = (~np.isnan(ahead)).sum(axis=0)
+    pace = np.divide(np.nansum(ahead, axis=0), times, out=np.full(len(times), np.nan), where=times > 0)
     for ax, values in zip(axes, (table, ahead), strict=True):
         draw_workers(ax, seconds, values, pace)
         draw_marks(ax, marks)
@@ -323,7 +324,7 @@ def clocks(seconds: Floats, table: Floats, bound: int | None, marks: Sequence[Ma
         separate_thousands(ax.yaxis)
     axes[0].set_ylabel("steps done")
     axes[1].set_ylabel("steps ahead of the slowest")
-    axes[1].set_ylim(0, max(1.05 * float(ahead.max()), 1.15 * (bound or 0), 1))
+    axes[1].set_ylim(0, max(1.05 * float(np.nanmax(ahead)), 1.15 * (bound or 0), 1))
     if bound is not None:
         axes[1].axhline(bound, color=RED, lw=1.2, ls="-.", label=f"staleness bound {bound}")
     legend(figure, axes)
@@ -337,14 +338,14 @@ def draw_workers(ax: Any, seconds: Floats, values: Floats, pace: Floats) -> None
         ax: the axes.
         seconds: [T].
         values: [T, W].
-        pace: mean lead of each worker, [W], which defines the slowest and the fastest one.
+        pace: mean lead of each worker, [W], which defines the slowest and the fastest one; NaN for one without steps.
     """
     workers = values.shape[1]
     many = workers > MANY
     lines = values[:, evenly(workers, LINES)]
     ax.plot(seconds, lines, color=GREY, lw=0.7, alpha=0.25 if many else 0.6, rasterized=many)
     for worker, role, look in (
-        (np.argmin(pace), "slowest", {"color": ORANGE, "ls": "-"}),
-        (np.argmax(pace), "fastest", {"color": BLUE, "ls": "--"}),
+        (np.nanargmin(pace), "slowest", {"color": ORANGE, "ls": "-"}),
+        (np.nanargmax(pace), "fastest", {"color": BLUE, "ls": "--"}),
     ):
         ax.plot(seconds, values[:, worker], lw=1.6, label=f"{role} on average: worker {worker}", **look)

@@ -17,7 +17,7 @@ from trainer.report import figures
 from trainer.report.figures import Curve, Mark
 from trainer.runlog.kinds.base import LogEvent
 from trainer.runlog.kinds.evaluation import EvaluationEvent
-from trainer.runlog.kinds.run import RestartEvent, RollbackEvent, StageEvent, WarningEvent
+from trainer.runlog.kinds.run import RestartEvent, RollbackEvent, StageEvent, StartEvent, WarningEvent
 from trainer.runlog.kinds.training import EpochEvent, TrainEvent
 
 E = TypeVar("E", bound=LogEvent)
@@ -93,14 +93,39 @@ def curves(live: Sequence[LogEvent], axis: str, value: str) -> list[Curve]:
     return result
 
 
-def clock_table(trains: Sequence[TrainEvent], num_workers: int) -> Floats:
-    """Return clocks [T, W] at ``train`` events. A worker that an event does not contain keeps its clock."""
+def present_workers(events: Sequence[LogEvent], num_workers: int) -> dict[int, int]:
+    """Return the number of workers at each ``train`` event, by the event's identity. A resume may change it.
+
+    num_workers: for logs whose starts do not tell it."""
+    counts = {}
+    for event in events:
+        if isinstance(event, StartEvent) and event.plan is not None:
+            num_workers = event.plan.get("num_workers", num_workers)
+        elif isinstance(event, TrainEvent):
+            counts[id(event)] = num_workers
+    return counts
+
+
+def clock_table(trains: Sequence[TrainEvent], num_workers: int, present: Sequence[int]) -> Floats:
+    """Return clocks [T, W] at ``train`` events. A worker that an event does not contain keeps its clock.
+
+    NaN for workers that a resume has added or removed, before their first step and after they have left.
+
+    Args:
+        trains: the events.
+        num_workers: the most workers that the run has had.
+        present: number of workers at each event.
+    """
     table = np.full((len(trains), num_workers), np.nan)
     for row, event in enumerate(trains):
         for worker in event.workers:
             if worker["index"] < num_workers:
                 table[row, worker["index"]] = worker["clock"]
-    clocks: Floats = pd.DataFrame(table).ffill().fillna(0).to_numpy()
+    clocks: Floats = pd.DataFrame(table).ffill().to_numpy(copy=True)
+    # Workers that the run began with have a clock of 0 before their first step.
+    began = clocks[:, : present[0]]
+    began[np.isnan(began)] = 0
+    clocks[np.arange(num_workers) >= np.asarray(present)[:, None]] = np.nan
     return clocks
 
 

@@ -33,6 +33,7 @@ from trainer.report.history import (
     curves,
     incidents,
     marks,
+    present_workers,
     select_kind,
     staleness_spread,
     switch_marks,
@@ -120,7 +121,8 @@ def draw_workers(
     trains = [trains[at] for at in figures.evenly(len(trains))]
     if len(trains) > 1:
         plan = select_kind(live, StartEvent)[-1].plan
-        table = clock_table(trains, num_workers)
+        present = present_workers(live, num_workers)
+        table = clock_table(trains, num_workers, [present[id(event)] for event in trains])
         # The bound of a synchronous protocol is no staleness bound, so it is not drawn.
         bound = None if plan is None or plan["synchronous"] else plan["clock_bound"]
         figure = figures.clocks(column(trains, "seconds"), table, bound, marks(happened, "seconds"))
@@ -167,7 +169,7 @@ def render(events: Sequence[LogEvent], pushes: pd.DataFrame) -> str:
         embedded_figures |= draw_staleness(pd.DataFrame(accepted, copy=False), num_workers)
     page: str = template("trainer.report", "report.html").render(
         title=title(summary | trained, max(summary["num_workers"], 1)),
-        begun=_start_sentences(events[0], start),
+        begun=start_sentences(select_kind(events, StartEvent)),
         origin=origin(start.made, start.versions or {}),  # of the last start of a resumed run
         findings=findings(live, summary),
         headline=headline(summary),
@@ -194,13 +196,22 @@ def render(events: Sequence[LogEvent], pushes: pd.DataFrame) -> str:
     return page
 
 
-def _start_sentences(first: LogEvent, start: StartEvent) -> str:
-    """Return the sentences below the title. The date of a run in virtual time is in the section "Origin" only."""
-    if start.simulated is not None:
+def start_sentences(starts: Sequence[StartEvent]) -> str:
+    """Return the sentences below the title: the first start and the last one.
+
+    The date of a run in virtual time is in the section "Origin" only."""
+    if starts[-1].simulated is not None:
         return "Simulated: all seconds on this page are virtual time."
+    sentences = [_start_in_words("Started", starts[0])]
+    if len(starts) > 1:
+        sentences.append(_start_in_words("Resumed", starts[-1]))
+    return " ".join(sentences)
+
+
+def _start_in_words(verb: str, start: StartEvent) -> str:
     host = start.made.get("host")
     where = f" on host {host}" if host else ""
-    return f"Started {datetime.fromtimestamp(first.time or 0.0, UTC):%Y-%m-%d %H:%M} UTC{where}."
+    return f"{verb} {datetime.fromtimestamp(start.time or 0.0, UTC):%Y-%m-%d %H:%M} UTC{where}."
 
 
 Read = tuple[list[LogEvent], pd.DataFrame]

@@ -33,7 +33,7 @@ def stop_reason(stop: Mapping[str, Any]) -> str:
     if stop["best_epoch"] is None:
         return f"{after}, no loss on the evaluation rows was finite"
     best = f"{number(stop['best_loss'], '.4f')} after epoch {stop['best_epoch']}"
-    return f"{after} of the loss on the evaluation rows, {best}"
+    return f"{after} of the loss on the evaluation rows (without the L2 term), {best}"
 
 
 def ending(result: Mapping[str, Any], output: Place, report: Place | None) -> str:

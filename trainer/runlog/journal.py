@@ -146,10 +146,11 @@ class Journal:
             log_pushes(self.root, self.generation, pushes)
 
     def flush(self, now: float) -> None:
-        """Write the pushes taken over so far and, about once a second, a ``train`` event that summarises them."""
+        """Write the pushes taken over so far and, about once a second and at the end, an event that summarises them."""
         self.write_pushes()
-        spent = now - self._flushed
-        if spent < EVERY_S:
+        # The process may end before another second has passed, and its counter of images would lack the last ones.
+        is_end = self._end is not None and self._flushed <= self._end
+        if now - self._flushed < EVERY_S and not is_end:
             return
         trained = min(now, self._end or now) - self._flushed
         self._flushed = now

@@ -164,6 +164,7 @@ def check_rows(config: Config, compute: str) -> None:
     use = next((use for applies, use in uses if applies), None)
     if use and compute != "real":
         raise UsageError(f"{use}, --compute {compute} has none: use --compute real")
+    # It would end such a run at once.
     if config.optimiser.tolerance and compute == "none":
         raise UsageError(
             f"--tolerance {config.optimiser.tolerance:g} ends a run whose model hardly changes, which --compute none never"

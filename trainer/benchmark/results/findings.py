@@ -58,14 +58,16 @@ def _describe_reading(summaries: Sequence[SystemSummary], model: Model) -> str:
 
 
 def _describe_wins(summaries: Sequence[SystemSummary]) -> str:
-    """Return a sentence on the configurations in which MLlib is faster than both parameter servers.
+    """Return a sentence on the configurations in which MLlib is faster than all parameter servers.
 
     If there are none, it has the smallest speedup. Empty without a configuration that MLlib and a server have run."""
     best: dict[Key, float] = {}
+    servers = set()
     for each in summaries:
         speedup = each.speedup if each.length is None else each.mini_batch_speedup
         if each.system.startswith("ps-") and speedup is not None:
-            # MLlib wins only if it is faster than both servers.
+            # MLlib wins only if it is faster than every server.
+            servers.add(each.system)
             best[each.configuration] = max(speedup, best.get(each.configuration, 0.0))
     if not best:
         return ""
@@ -74,7 +76,8 @@ def _describe_wins(summaries: Sequence[SystemSummary]) -> str:
         for (model, rows, batch, *_), speedup in best.items()
         if speedup < 1
     ]
-    return f"Computing: MLlib is faster than both servers in {len(slower)} of {len(best)} configurations" + (
+    measured = "both servers" if len(servers) > 1 else "the parameter server"
+    return f"Computing: MLlib is faster than {measured} in {len(slower)} of {len(best)} configurations" + (
         f": {'; '.join(slower)}." if slower else f"; the least gap is {min(best.values()):.1f} times."
     )
 

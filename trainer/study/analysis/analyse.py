@@ -107,7 +107,7 @@ def _settings(plan: StudyPlan) -> dict[str, dict[str, Cell]]:
 def _adjust_p_values(settings: list[StudySetting]) -> list[StudySetting]:
     """Adjust the p-values of each measure over all comparisons of the study, in place.
 
-    Spread, means, equivalence and whole curves are separate families."""
+    Spread, means, equivalence, churn, whole curves and crossed sets are separate families."""
     members = [(setting, name) for setting in settings for name in setting.members]
     for key in MEASURES:
         having = [(s, n, c) for s, n in members if (c := s.members[n].comparisons[key])]
@@ -117,7 +117,7 @@ def _adjust_p_values(settings: list[StudySetting]) -> list[StudySetting]:
         for (setting, name, old), *ps in zip(having, spreads, means, equal, strict=True):
             new = replace(old, adjusted_spread_p=ps[0], adjusted_difference_p=ps[1], adjusted_equivalence_p=ps[2])
             setting.members[name].comparisons[key] = new
-    # Churn and whole curves are families of their own.
+    # Churn, whole curves and the effects of crossed sets are families of their own.
     churning = [(s, n, churn) for s, n in members if (churn := s.members[n].churn) and not math.isnan(churn.p)]
     for (setting, name, churn), p in zip(churning, statistics.adjust([each.p for *_, each in churning]), strict=True):
         setting.members[name] = replace(setting.members[name], churn=replace(churn, adjusted_p=p))
@@ -126,6 +126,9 @@ def _adjust_p_values(settings: list[StudySetting]) -> list[StudySetting]:
         with_curves, statistics.adjust([s.members[n].curve_p for s, n in with_curves]), strict=True
     ):
         setting.members[name] = replace(setting.members[name], curve_adjusted_p=p)
+    crossed = [(s, n, parts) for s, n in members if (parts := s.members[n].components) and not math.isnan(parts.set_p)]
+    for (setting, name, parts), p in zip(crossed, statistics.adjust([each.set_p for *_, each in crossed]), strict=True):
+        setting.members[name] = replace(setting.members[name], components=parts._replace(adjusted_set_p=p))
     return settings
 
 

@@ -23,6 +23,7 @@ class Components(NamedTuple):
         set_sd: estimated effect of the set; 0 if sets differ less than chance makes them.
         set_interval: 95 %, exact for the ratio of its variance to rest_sd squared.
         set_p: p-value of no effect of the set, by the F test; NaN, as the interval, if the combination causes nothing.
+        adjusted_set_p: adjusted over all members and settings of the study.
         seed_sd: estimated effect of the other seeds.
         rest_sd: of the combination, with everything that a repetition of the run would change.
         set_means: mean of each set over the seeds that all sets have, set after set.
@@ -36,6 +37,7 @@ class Components(NamedTuple):
     seed_sd: float
     rest_sd: float
     set_means: tuple[float, ...]
+    adjusted_set_p: float = math.nan
 
 
 def components_of(values: Mapping[int, float], shards: Mapping[int, str], sets: int) -> Components | None:

@@ -36,6 +36,7 @@ PERMUTATIONS = 4000  # of runs within their groups
 LARGEST_RATIO = 64.0
 NOTHING = 1e-12  # accuracies and losses that differ by less are equal
 FEWEST_RESAMPLED = 8  # pairs of seeds; with fewer, bootstrap intervals are much too short
+FEWEST_DISTINCT = 3  # values; with so few, or half of all, simulated p-values of spread are much too low
 FEWEST_SEEDS = 3  # of a comparison: the distances of two values from their median are always equal
 FEWEST_SKEWED = 8  # values of scipy's test of skewness
 FLIPS = 9999  # random changes of signs; fewer than 14 values have fewer than that, which are all tried
@@ -264,15 +265,27 @@ def _sd(x: Floats) -> float:
 def f_interval(ratio: float, n: int) -> Interval:
     """Return the interval of a ratio of two sds of n normal values each.
 
-    (ratio / true ratio)^2 has the F distribution."""
+    (ratio / true ratio)^2 has the F distribution. NaN if a side does not vary, as normal values do."""
+    if not 0 < ratio < math.inf:
+        return NO_INTERVAL
     low, high = stats.f.ppf([1 - LEVEL / 2, LEVEL / 2], n - 1, n - 1)
     return Interval(ratio / math.sqrt(low), ratio / math.sqrt(high))
 
 
 def spread_p(a: Floats, b: Floats) -> float:
-    """Return the p-value of equal spread of two samples of equal size; 1 if neither varies."""
+    """Return the p-value of equal spread of two samples of equal size; 1 if neither varies.
+
+    It is simulated with normal values, among which none are equal. Few distinct values, as of few evaluation rows, can
+    reach statistics that the simulation never does, so that flipped signs give the least p-value then."""
     statistic, p = brown_forsythe(a, b)
-    return p if len(a) >= MANY else float(_p_values(np.array([statistic]), len(a))[0])
+    if len(a) >= MANY:
+        return p
+    simulated = float(_p_values(np.array([statistic]), len(a))[0])
+    distinct = min(len(np.unique(x)) for x in (a, b))
+    if distinct == len(a) or distinct > max(FEWEST_DISTINCT, len(a) / 2):
+        return simulated
+    distances = [np.abs(x - np.median(x)) for x in (a, b)]
+    return max(simulated, sign_flip_p(distances[0] - distances[1]))
 
 
 def brown_forsythe(a: Floats, b: Floats) -> tuple[float, float]:

@@ -19,7 +19,10 @@ from trainer.study.analysis.statistics import Interval, f_interval, summarise
 from trainer.study.report.words import QUALITIES_IN_FULL
 
 DECADE = 10.0
-COSTS = (("training time in seconds", "seconds", 1.0), ("MB sent by all processes", "sent_bytes", 1e6))
+COSTS = (
+    ("training time in seconds", "seconds", 1.0),
+    ("MB of gradients and parameters sent", "sent_bytes", 1e6),
+)
 LOSSES = ((1, "training rows"), (0, "evaluation rows"))  # places in the palette, and labels
 
 PANELS = 3  # runs of the paper's figure 7

@@ -160,10 +160,11 @@ def _set_words(analysis: Analysis, setting: StudySetting, member: ComparisonSide
     c = member.components
     if c is None or math.isnan(c.set_p):
         return ""
-    effect = "an effect" if c.set_p < LEVEL else "no effect"
+    effect = "an effect" if c.adjusted_set_p < LEVEL else "no effect"
     ends = f"95 %: {ends_in_points(c.set_interval, '.3f')}"
     sizes = f"its standard deviation is {POINTS * c.set_sd:.3f} points ({ends}), the rest's {POINTS * c.rest_sd:.3f}"
-    test = f"F test between {c.sets} sets of {c.seeds} seeds each: p {p_value(c.set_p)}"
+    ps = f"p {p_value(c.set_p)}, adjusted {p_value(c.adjusted_set_p)}"
+    test = f"F test between {c.sets} sets of {c.seeds} seeds each: {ps}"
     return f"{member_in_words(analysis, setting, member)}: {effect} of the shard set is shown; {sizes} ({test})."
 
 
@@ -188,10 +189,13 @@ def _basis(analysis: Analysis) -> str:
     proportion = "all" if analysis.runs == analysis.planned else f"{analysis.runs:,} of"
     number = f"{analysis.family} comparison{'s' if analysis.family != 1 else ''}"
     family = f"P-values are adjusted over {number} (Holm), separately for spread, means and equivalence"
+    components = [m.components for s in analysis.settings for m in s.members.values() if m.components]
+    tests = sum(not math.isnan(each.set_p) for each in components)
     sentences = [
         f"Based on {proportion} {analysis.planned:,} runs, {hours(analysis.run_hours)} of computing.",
         remarks.plateau_sentence(analysis),
         f"{family}. Intervals are not adjusted." * (analysis.family > 0),
+        f"P-values of sets are adjusted over {tests} test{'s' if tests != 1 else ''} (Holm)." * (tests > 0),
     ]
     return " ".join(filter(None, sentences))
 

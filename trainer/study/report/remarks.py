@@ -20,6 +20,7 @@ from trainer.study.report.words import (
     member_in_words,
     number,
     p_value,
+    runs_in_words,
     where,
 )
 
@@ -41,11 +42,10 @@ def plateau_sentence(analysis: Analysis) -> str:
     for setting in analysis.settings:
         baseline = setting.members.get(analysis.baseline)
         if baseline and baseline.curves and len(baseline.curves.epochs) > 1:
-            last = baseline.curves.epochs[-1]
+            before, last = baseline.curves.epochs[-2:]
             gain = f"{POINTS * baseline.curves.last_gain:+.2f} points"
-            clauses.append(
-                f"in the last of {last:g} epochs the mean of {analysis.baseline}{where(analysis, setting)} moved by {gain}"
-            )
+            name = f"{analysis.baseline}{where(analysis, setting)}"
+            clauses.append(f"from epoch {before:g} to {last:g} the mean of {name} moved by {gain}")
     text = "; ".join(clauses)
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
@@ -61,7 +61,8 @@ def mixed_environments(analysis: Analysis) -> list[str]:
             value = str(environment.get(key, "unknown"))
             counts[value] = counts.get(value, 0) + runs
         if len(counts) > 1:
-            lines.append(f"{words}: {list_in_words([f'{value} ({runs} runs)' for value, runs in counts.items()])}")
+            each = [f"{value} ({runs_in_words(runs)})" for value, runs in counts.items()]
+            lines.append(f"{words}: {list_in_words(each)}")
     return [f"The runs come from different environments: {'; '.join(lines)}."] if lines else []
 
 
@@ -162,7 +163,7 @@ def evenness(analysis: Analysis, setting: StudySetting) -> list[str]:
             numbers = f"{numbers}, {correlation.runs} runs of strategies whose shards differ"
             numbers = f"{numbers}, p {p_value(correlation.adjusted_p)}"
             text = f"{verb} with the distance of a run from the median of its strategy ({numbers})."
-            lines.append(f"Evenness of shards by {QUALITIES[test.quality]}{where(analysis, setting)} {text}")
+            lines.append(f"Unevenness of shards by {QUALITIES[test.quality]}{where(analysis, setting)} {text}")
     return lines
 
 

@@ -26,7 +26,7 @@ from trainer.study.report.table import (
     to_latex_table,
     to_markdown_table,
 )
-from trainer.study.report.words import POINTS, QUALITIES, QUALITIES_IN_FULL, number, p_value
+from trainer.study.report.words import POINTS, QUALITIES, QUALITIES_IN_FULL, number, p_value, runs_in_words
 
 NAMES = {
     "final_accuracy": "final accuracy",
@@ -39,7 +39,7 @@ NAMES = {
     "worst_class_accuracy": "accuracy of the worst class",
     "worst_neighbourhood_accuracy": "accuracy of the worst neighbourhood",
     "seconds": "training time, s",
-    "sent_bytes": "bytes sent",
+    "sent_bytes": "bytes of parameters sent",
 }
 IN_SHORT = "In short"  # the caption of a table that answers the question of the study
 VALUES = ("runs", "mean", "95 %", "sd", "variance", "least", "most")
@@ -105,7 +105,7 @@ def answer_table(analysis: Analysis, setting: StudySetting) -> Table:
         costs += [number(median(sharding)) if sharding else "-"] if analysis.compared == "sharding" else []
         rows.append((member.name, mean, ratio, *costs, evidence(analysis, member)))
     base = analysis.baseline
-    costs_header = ("training, s", "MB sent", *(["sharding, s"] if analysis.compared == "sharding" else []))
+    costs_header = ("training, s", "parameters sent, MB", *(["sharding, s"] if analysis.compared == "sharding" else []))
     header = (
         analysis.compared, f"mean - mean of {base}, points (95 %)", f"sd of {base} / sd (95 %)", *costs_header, "evidence",
     )  # fmt: skip
@@ -166,15 +166,15 @@ def _components(setting: StudySetting) -> list[Table]:
             # Components are a tenth of the differences of means, so that they need one digit more.
             ends = ends_in_points(c.set_interval, ".3f")
             sds = (f"{POINTS * c.seed_sd:.3f}", f"{POINTS * c.rest_sd:.3f}")
-            rows.append(
-                (member.name, f"{c.sets} x {c.seeds}", f"{POINTS * c.set_sd:.3f}", ends, p_value(c.set_p), *sds)
-            )
+            ps = (p_value(c.set_p), p_value(c.adjusted_set_p))
+            rows.append((member.name, f"{c.sets} x {c.seeds}", f"{POINTS * c.set_sd:.3f}", ends, *ps, *sds))
     header = (
         "",
         "sets x seeds",
         "sd by sets, points",
         "95 %",
         "p of no effect of sets",
+        "p, adjusted",
         "sd by seeds",
         "sd of the rest",
     )
@@ -254,7 +254,7 @@ def _curve(analysis: Analysis, setting: StudySetting) -> Table:
         "p",
         "p, adjusted",
         "best epoch, mean",
-        "gain of the last epoch, points",
+        "gain since the evaluation before, points",
     )
     rows = []
     for member in setting.members.values():
@@ -459,7 +459,7 @@ def to_markdown(analysis: Analysis) -> str:
     lines += [f"- {finding.text}" for finding in every_finding if finding.part != "answer"]
     lines += [f"\n{to_markdown_table(table)}".removesuffix("\n") for table in every_table if table not in answers]
     lines += ["", "## Runs and environments", ""]
-    lines += [f"- {about} ({runs} runs)" for about, runs in makers(analysis)]
+    lines += [f"- {about} ({runs_in_words(runs)})" for about, runs in makers(analysis)]
     return "\n".join(lines) + "\n"
 
 

@@ -26,6 +26,10 @@ def list_in_words(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
+def runs_in_words(runs: int) -> str:
+    return f"{runs} run{'s' if runs != 1 else ''}"
+
+
 def hours(value: float) -> str:
     return f"{value:.1f} h" if value >= 1 else f"{60 * value:.0f} min"
 
