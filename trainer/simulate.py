@@ -47,8 +47,10 @@ def simulate(config: Config, simulated: SimulationSettings, options: Options | N
     """Train in virtual time in this process, with the real coordinator, protocols, slices, sampler and models.
 
     Writes the run's folder as ``trainer.train`` does, with virtual seconds. The same arguments and number of threads
-    give the same bits, whatever the load of the machine. A finished run is not simulated again. Raises UsageError,
-    DataError (broken shards), and JobError for a run that diverged."""
+    give the same bits, whatever the load of the machine. A finished run is not simulated again. Simulations of real
+    gradients in several threads of a program run after each other, because torch's generator belongs to the program.
+
+    Raises UsageError, DataError (broken shards), and JobError for a run that diverged."""
     if config.data.follow:
         raise UsageError("--follow reads rows that arrive in real time, which a simulation does not have; leave it out")
     from trainer.simulation.run import run  # loads torch

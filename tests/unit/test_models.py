@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -21,9 +22,9 @@ from torch import nn
 from pipeline.core import command_line
 from pipeline.core.errors import UsageError
 from trainer.flags import build_parser, config_of
-from trainer.models import MODELS, ModelInput, model_from_json
+from trainer.models import MODELS, ModelInput, devices, model_from_json
 from trainer.models.build import NetworkAndTask, build
-from trainer.models.devices import EVALUATOR, device_of, load_libraries
+from trainer.models.devices import EVALUATOR, device_of, load_libraries, preserve_torch_state
 from trainer.models.networks import datagossip
 from trainer.models.networks.dropout import Dropout
 from trainer.models.tasks import Classification, LeastSquares
@@ -370,6 +371,37 @@ def test_one_seed_gives_the_same_bits_whatever_was_drawn_before(name: str) -> No
     second = _make(name, seed=5).model.state_dict()
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+class NotifyingLock:
+    """A lock that reports when a thread asks for it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.is_asked = threading.Event()
+
+    def __enter__(self) -> None:
+        self.is_asked.set()
+        self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
+def test_a_build_waits_for_a_simulation_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [parameter.detach() for parameter in _make("cnn").model.parameters()]
+    networks: list[NetworkAndTask] = []
+    thread = threading.Thread(target=lambda: networks.append(_make("cnn")))
+    lock = NotifyingLock()
+    monkeypatch.setattr(devices, "_TORCH_STATE_LOCK", lock)
+    with preserve_torch_state():
+        _make("cnn")  # in the thread of the simulation, which need not wait
+        lock.is_asked.clear()
+        thread.start()
+        assert lock.is_asked.wait(60)
+        assert not networks
+    thread.join()
+    assert all(map(torch.equal, networks[0].model.parameters(), expected))
 
 
 @pytest.mark.parametrize("name", sorted(set(QUICK) - {"linear", "logistic"}))

@@ -17,7 +17,7 @@ from pipeline.core.errors import JobError
 from pipeline.core.seeds import Purpose, word
 from trainer.data.augment import Floats, normalise
 from trainer.embed.options import Embedding
-from trainer.models.devices import compute_reproducibly
+from trainer.models.devices import compute_reproducibly, preserve_generator
 from trainer.models.networks.autoencoder import AutoEncoder
 from trainer.sampling.orders import indices, permutation
 from trainer.tables.rows import Images
@@ -31,7 +31,7 @@ Advanced = Callable[[int, float], None]  # (steps done, loss)
 
 def build_network(shape: tuple[int, int, int], seed: int, device: torch.device) -> AutoEncoder:
     """Return the network, initialised from a seed. Does not change the state of torch's generator."""
-    with torch.random.fork_rng(devices=[]):
+    with preserve_generator():
         torch.default_generator.manual_seed(word(seed, Purpose.INITIALISATION))
         model = AutoEncoder(shape)
     return model.to(device)

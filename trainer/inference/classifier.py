@@ -16,6 +16,7 @@ from pipeline.core.storage.retries import unreadable_is_data_error
 from trainer.checkpoints.slice_file import json_header
 from trainer.home.place import Place, is_file, place_of
 from trainer.models import ModelSpec, OwnModel, model_from_json
+from trainer.models.devices import preserve_generator
 from trainer.models.metadata import ModelMetadata, from_header
 from trainer.models.own import describe_error
 from trainer.models.tasks import Task
@@ -95,8 +96,8 @@ def load(run: str | Path, *, best: bool = False) -> Classifier:
         raise DataError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(spec, OwnModel):
         _check_shapes(path, metadata, spec, tensors)
-    # The initial parameters are replaced: fork_rng keeps them from changing the state of torch's generator.
-    with torch.random.fork_rng(devices=[]):
+    # The initial parameters are replaced: this block keeps them from changing the state of torch's generator.
+    with preserve_generator():
         network = spec.make(metadata.chw, metadata.classes or 1)
     try:
         # BatchNorm's number of batches is an integer, which is not trained, and so is not in the file.

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
 from pipeline.core.errors import UsageError
+
+# Torch's generator, threads and kernels belong to the whole program: computations that change them take turns.
+_TORCH_STATE_LOCK = threading.RLock()
 
 EVALUATOR = -1  # its place: the last GPU, which the first workers leave free if there are several
 
@@ -49,19 +53,29 @@ def compute_reproducibly(device: torch.device) -> None:
 
 @contextmanager
 def preserve_torch_state() -> Iterator[None]:
-    """Restore the settings of torch that a computation in the caller's process changes: threads, generator, kernels."""
-    threads = torch.get_num_threads()
-    is_deterministic = torch.are_deterministic_algorithms_enabled()
-    warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    # The generator of a card that nothing has used would be set up only to be restored.
-    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    devices = list(range(torch.cuda.device_count())) if is_used else []
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
-            torch.use_deterministic_algorithms(is_deterministic, warn_only=warns_only)
+    """Restore the settings of torch that a computation in the caller's process changes: threads, generator, kernels.
+
+    Another thread that enters such a block, or one of ``preserve_generator``, waits until this one is left."""
+    with _TORCH_STATE_LOCK:
+        threads = torch.get_num_threads()
+        is_deterministic = torch.are_deterministic_algorithms_enabled()
+        warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        # The generator of a card that nothing has used would be set up only to be restored.
+        is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        devices = list(range(torch.cuda.device_count())) if is_used else []
+        with torch.random.fork_rng(devices=devices):
+            try:
+                yield
+            finally:
+                torch.set_num_threads(threads)
+                torch.use_deterministic_algorithms(is_deterministic, warn_only=warns_only)
+
+
+@contextmanager
+def preserve_generator() -> Iterator[None]:
+    """Restore the state of the CPU's generator. Other threads wait, as for ``preserve_torch_state``."""
+    with _TORCH_STATE_LOCK, torch.random.fork_rng(devices=[]):
+        yield
 
 
 def load_libraries(device: torch.device) -> None:

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from trainer.models.devices import preserve_generator
+
 
 class _OneValue(Exception):
     """The error of a layer whose input has a single value per channel, which has no variance."""
@@ -27,7 +29,7 @@ def normalises(model: nn.Module, shape: tuple[int, int, int], examples: int) -> 
     for module in trial.modules():
         if isinstance(module, _BatchNorm):
             module.register_forward_pre_hook(_refuse_one_value)
-    with torch.random.fork_rng(devices=[]), suppress(Exception):
+    with preserve_generator(), suppress(Exception):
         try:
             trial(torch.zeros(examples, *shape))
         except _OneValue:

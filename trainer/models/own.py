@@ -131,6 +131,8 @@ def _check_training(model: nn.Module, reference: str, shape: tuple[int, int, int
     trained or saved no more. Takes the memory of a second model for a moment; see ``_check_outputs`` for the arguments."""
     import torch
 
+    from trainer.models.devices import preserve_generator
+
     try:
         trained = copy.deepcopy(model).train()  # BatchNorm changes its statistics in training
     except Exception:  # not every module can be copied
@@ -138,7 +140,7 @@ def _check_training(model: nn.Module, reference: str, shape: tuple[int, int, int
     state = {name: tensor for name, tensor in trained.state_dict(keep_vars=True).items() if tensor.is_floating_point()}
     places = {name: tensor.data_ptr() for name, tensor in state.items()}
     try:
-        with torch.random.fork_rng(devices=[]):  # of a dropout
+        with preserve_generator():  # of a dropout
             outputs = trained(torch.zeros(2, *shape))
     except USER_ERRORS as error:
         raise UsageError(f"--model {reference} fails in training mode: {describe_error(error)}") from error
