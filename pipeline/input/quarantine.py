@@ -77,6 +77,16 @@ def restore_quarantine(store: Store, path: str, change: QuarantineChange) -> Non
         store.delete(path)
 
 
+def repeat_quarantine(store: Store, path: str, change: QuarantineChange) -> None:
+    """Make a change of a quarantine file again if another run has changed the file since."""
+    if (store.read(path) if store.exists(path) else b"") == change.after:
+        return
+    if change.after:
+        store.replace(path, change.after)
+    else:
+        store.delete(path)
+
+
 def lines_of(bad_records: Sequence[BadRecord]) -> list[dict[str, object]]:
     return [
         {"source": entry.source, "record": entry.record, "records": entry.records, "reason": entry.reason}

@@ -29,7 +29,7 @@ from pipeline.input.arrivals import (
 )
 from pipeline.input.dataset import RecordRange, serial
 from pipeline.input.formats import DataFile
-from pipeline.input.quarantine import VALUE, path_of, write_quarantine
+from pipeline.input.quarantine import VALUE, lines_of, path_of, write_quarantine
 from pipeline.input.read_options import ReadOptions
 from pipeline.runs.steps import commit as steps
 from pipeline.stream.checkpoint import planned_files, planned_offsets
@@ -91,10 +91,57 @@ def test_a_failed_commit_leaves_the_list_of_the_set(
     inputs = SimpleNamespace(bad_records=[BadRecord("new", 0, "no image")])
     written_set: Any = SimpleNamespace(inputs=inputs, moves=list)
     goal: Any = SimpleNamespace(before=before)
-    attempt: Any = None
+    attempt: Any = SimpleNamespace(id="" if end == "committed" else "another")  # every stamp ends with ""
     with pytest.raises((UsageError, KeyboardInterrupt)):
         steps.commit(run, goal, attempt, written_set, [])
     assert [line["source"] for line in aside(tmp_path)] == (sources if earlier or end == "committed" else [])
+
+
+def end_of_job(
+    output: str, rival: str, monkeypatch: pytest.MonkeyPatch, *, quarantined: int, meanwhile: list[str]
+) -> None:
+    """Commit a set of a job "this" with the bad record "bad", after or before a rival job.
+
+    rival: id of the job whose set is the committed one in the end; quarantined: bad records of its input; meanwhile: sources
+    of the list that the rival writes while "this" commits, if any."""
+    input_entry = SimpleNamespace(quarantined=quarantined)
+    committed = SimpleNamespace(manifest=SimpleNamespace(generation=f"v1-{rival}", input=input_entry))
+
+    def publish(*_: object, **others: object) -> Any:
+        if meanwhile:
+            write_quarantine(STORE, path_of(output, 0), lines_of([BadRecord(each, 0, "") for each in meanwhile]))
+        if rival != "this":
+            raise UsageError("another set")
+        return committed
+
+    monkeypatch.setattr(steps, "describe_set", lambda *_: None)
+    monkeypatch.setattr(steps, "publish", publish)
+    monkeypatch.setattr(steps, "read_committed", lambda *_: committed)
+    run: Any = SimpleNamespace(store=STORE, request=SimpleNamespace(output=output))
+    written_set: Any = SimpleNamespace(inputs=SimpleNamespace(bad_records=[BadRecord("bad", 0, "")]), moves=list)
+    goal: Any = SimpleNamespace(before=None)
+    attempt: Any = SimpleNamespace(id="this")
+    steps.commit(run, goal, attempt, written_set, [])
+
+
+@pytest.mark.parametrize(
+    ("earlier", "meanwhile", "expected"),
+    [(["other"], [], ["other"]), ([], ["other"], ["other"]), ([], ["bad"], ["bad"]), ([], [], [])],
+    ids=["earlier", "later", "the same", "none"],
+)
+def test_a_refused_job_leaves_the_list_of_another_set(
+    earlier: list[str], meanwhile: list[str], expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """earlier, meanwhile: the list that the other job has written before or after the list of the refused one."""
+    write_quarantine(STORE, path_of(str(tmp_path), 0), lines_of([BadRecord(each, 0, "") for each in earlier]))
+    with pytest.raises(UsageError):
+        end_of_job(str(tmp_path), "other", monkeypatch, quarantined=len(expected), meanwhile=meanwhile)
+    assert [line["source"] for line in aside(tmp_path)] == expected
+
+
+def test_a_committed_set_has_its_list_beside_another_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end_of_job(str(tmp_path), "this", monkeypatch, quarantined=1, meanwhile=["other"])
+    assert [line["source"] for line in aside(tmp_path)] == ["bad"]
 
 
 @pytest.mark.slow

@@ -12,7 +12,15 @@ from pipeline.core.shardset.commit import Move, publish, refuse_unless
 from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import ShardSet, read_committed
 from pipeline.core.shardset.parts import Evaluation, Input, Worker
-from pipeline.input.quarantine import lines_of, path_of, restore_quarantine, write_quarantine
+from pipeline.core.storage.retries import with_retries
+from pipeline.input.quarantine import (
+    QuarantineChange,
+    lines_of,
+    path_of,
+    repeat_quarantine,
+    restore_quarantine,
+    write_quarantine,
+)
 from pipeline.output.entries import (
     describe_assigned_workers,
     describe_assignment,
@@ -129,8 +137,8 @@ def commit(
         return True
 
     manifest = describe_set(run, goal, written_set, models)
-    # Before the commit, so that no committed set lacks its list. If the run is killed in between, its list stands beside
-    # the old set until it is run again.
+    # Before the commit, so that no committed set lacks its list, and again after it if another job has changed the list
+    # meanwhile. If the run is killed before the commit, its list stands beside the old set until it is run again.
     list_path = path_of(run.request.output, 0)
     change = write_quarantine(run.store, list_path, lines_of(written_set.inputs.bad_records))
     try:
@@ -138,7 +146,25 @@ def commit(
     except BaseException:
         # The set that stays gets its own list back. Not if the store does not tell which set that is.
         with suppress(OSError, DataError):
-            if goal.before and read_committed(run.store, run.request.output) == goal.before:
-                restore_quarantine(run.store, list_path, change)
+            _settle_list(run, goal, attempt, change)
         raise
-    return ShardingResult(committed, fresh=committed.manifest.generation.endswith(attempt.id))
+    is_fresh = committed.manifest.generation.endswith(attempt.id)
+    if is_fresh:
+        with_retries(repeat_quarantine)(run.store, list_path, change)
+    return ShardingResult(committed, is_fresh)
+
+
+def _settle_list(run: ShardingRun, goal: SetGoal, attempt: Attempt, change: QuarantineChange) -> None:
+    """Restore the list of bad records unless this run's set is the committed one. change: made by this run.
+
+    Raises OSError and DataError if the committed set cannot be read."""
+    path = path_of(run.request.output, 0)
+    committed = read_committed(run.store, run.request.output)
+    if committed and committed.manifest.generation.endswith(attempt.id):
+        repeat_quarantine(run.store, path, change)
+        return
+    # Another job that has committed meanwhile either wrote its list earlier, which is restored, or it wrote a list of the
+    # same content afterwards, as for the same input. Then there was none before this run's.
+    if committed and committed != goal.before and committed.manifest.input.quarantined and not change.before:
+        return
+    restore_quarantine(run.store, path, change)
