@@ -32,7 +32,7 @@ from trainer.launch.child import UNFINISHED, Child
 from trainer.launch.fork_server import FORK_SERVER, ProcessKilledError
 from trainer.launch.leaving import Patience
 from trainer.launch.restarts import Restarts, pause_s
-from trainer.launch.run import prepare
+from trainer.launch.run import PREPARE_LOG, preparation_log, prepare
 from trainer.protocols import PROTOCOLS
 
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report", "--quiet")
@@ -163,6 +163,27 @@ def test_a_preparation_has_the_tries_and_pauses_of_a_role(tmp_path: Path, monkey
     with pytest.raises(JobError, match=r"prepare failed 5 times in a row, last: killed by SIGKILL; see .*prepare\.log"):
         prepare(context, Folders.from_home(tmp_path), computes=True, home=None, write=False)
     assert pauses == [pause_s(failures) for failures in (1, 2, 3, 4)]
+
+
+def test_hosts_that_share_a_folder_are_refused_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second host prepares, and removes its log and the empty folder, while the first one does."""
+    context = RunContext.from_config(make_config(output=str(tmp_path)))
+    folders = Folders.from_home(tmp_path)
+    names = [preparation_log(folders, leads=False), PREPARE_LOG, preparation_log(folders, leads=True)]
+    assert names[0] != names[1] == names[2]
+
+    def refuse(context: RunContext, log: Path, *arguments: object, **options: object) -> NoReturn:
+        log.parent.mkdir(exist_ok=True)
+        log.touch()
+        if names:
+            with pytest.raises(UsageError, match="of the configuration"):
+                prepare(context, folders, computes=True, home=None, write=False, log_name=names.pop())
+        raise UsageError("of the configuration")
+
+    monkeypatch.setattr("trainer.launch.run._prepared", refuse)
+    with pytest.raises(UsageError, match="of the configuration"):
+        prepare(context, folders, computes=True, home=None, write=False)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_set_that_cannot_be_opened_is_named(tmp_path: Path) -> None:

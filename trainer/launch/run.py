@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shlex
+import socket
 import stat
 import time
 from collections.abc import Sequence
@@ -40,6 +42,8 @@ from trainer.transport.addresses import local_addresses
 from trainer.transport.bodies.json_object import unpack_json
 from trainer.transport.sockets import IN_CLEAR, Secret
 
+PREPARE_LOG = "prepare.log"
+
 
 def run(
     context: RunContext,
@@ -67,7 +71,14 @@ def run(
     config = context.config
     leads = LEADER in roles
     home = work.folders.home if leads else None
-    facts = prepare(context, work.folders, computes=options.computes, home=home, write=leads)
+    facts = prepare(
+        context,
+        work.folders,
+        computes=options.computes,
+        home=home,
+        write=leads,
+        log_name=preparation_log(work.folders, leads=leads),
+    )
     servers = config.processes.servers
     # The random name keeps the addresses of several runs on this host apart.
     addresses = options.addresses or local_addresses(secrets.token_hex(8), servers)
@@ -138,7 +149,23 @@ def check(context: RunContext, options: Options) -> RunFacts:
         return prepare(context, Folders(home, work), computes=options.computes, home=saved_home, write=False)
 
 
-def prepare(context: RunContext, folders: Folders, *, computes: bool, home: Place | None, write: bool) -> RunFacts:
+def preparation_log(folders: Folders, *, leads: bool) -> str:
+    """Return the name of the log of a host's preparation.
+
+    Hosts of a folder that they share prepare at the same time, as only the leading one holds its lock."""
+    is_shared = folders.is_local and not leads
+    return f"prepare-{socket.gethostname()}-{os.getpid()}.log" if is_shared else PREPARE_LOG
+
+
+def prepare(
+    context: RunContext,
+    folders: Folders,
+    *,
+    computes: bool,
+    home: Place | None,
+    write: bool,
+    log_name: str = PREPARE_LOG,
+) -> RunFacts:
     """Return the facts of a run, determined in a separate process.
 
     If that process is killed or hangs, it is restarted as often and after the same pauses as a role.
@@ -149,12 +176,12 @@ def prepare(context: RunContext, folders: Folders, *, computes: bool, home: Plac
         computes: whether workers or the evaluator run here.
         home: the run's folder, whose newest checkpoint must fit; None to leave it alone.
         write: whether to write a first checkpoint there if there is none.
+        log_name: name of the log of the process; a log of another name than PREPARE_LOG is deleted if it is empty.
     Raises:
         UsageError, DataError: the run cannot be trained; no log is left.
         JobError: the process failed, or too often.
     """
-    log = folders.work / LOGS / "prepare.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
+    log = folders.work / LOGS / log_name
     restarts = Restarts()
     limit = context.config.processes.max_restarts
     while True:
@@ -167,12 +194,14 @@ def prepare(context: RunContext, folders: Folders, *, computes: bool, home: Plac
                 raise JobError(f"prepare failed {failures} times in a row, last: {error}; see {where}") from None
             time.sleep(pause_s(failures))
         except (UsageError, DataError):
-            log.unlink()
+            log.unlink(missing_ok=True)
             with suppress(OSError):  # not empty: it has other processes' logs
                 log.parent.rmdir()
             raise
         else:
             FORK_SERVER.losses.clear()  # counted above; the supervisor counts later ones
+            if log_name != PREPARE_LOG and not log.stat().st_size:
+                log.unlink()
             return facts
 
 
@@ -184,6 +213,7 @@ def _prepared(context: RunContext, log: Path, home: Place | None, *, write: bool
     context: the run; home, write, computes: see trainer.lifecycle.prepare.main; log: file of its output, which is emptied
     before."""
     config = context.config
+    log.parent.mkdir(parents=True, exist_ok=True)  # here, as another host may have removed the empty folder
     log.write_text("", encoding="utf-8")  # an earlier attempt's error must not be taken for this one's
     # Opened before the process starts: a set that is replaced from here on is refused.
     digest = context.shards.digest
