@@ -26,6 +26,7 @@ from trainer.launch import role_processes
 from trainer.launch.fork_server import cause_of
 from trainer.launch.overseer import Wanted
 from trainer.launch.supervisor import Supervisor
+from trainer.lifecycle.interruption import RunInterruptedError
 from trainer.options import Options, Role
 from trainer.transport.bodies.json_object import pack_json
 from trainer.transport.messages.heads import pack
@@ -77,6 +78,23 @@ class EndedRole:
 )
 def test_the_end_of_a_process_has_its_cause_in_words(code: int, words: str) -> None:
     assert cause_of(code) == words
+
+
+@pytest.mark.parametrize(("kind", "version"), [("server", " at version 7 (epoch 1.50)"), ("worker", "")])
+def test_only_the_leading_host_names_a_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, version: str
+) -> None:
+    """The other hosts may end before the last checkpoint is written."""
+    config = make_config("s", tmp_path)
+    state = SimpleNamespace(version=7, epoch=1.5)
+    monkeypatch.setattr("trainer.lifecycle.interruption.newest_state", lambda root: state)
+    monkeypatch.setattr("trainer.launch.supervisor.wait_for_checkpoint", lambda *arguments: None)
+    work = WorkFolder(Folders.from_home(tmp_path))
+    host = Supervisor(config, RunFacts(1, 100, 10, 0), Options(), ["tcp://h:1"], SECRET, work, [Role(kind, 0)])
+    host.interrupted = True
+    with closing(host), pytest.raises(RunInterruptedError) as error:
+        host.run()
+    assert str(error.value) == f"interrupted{version}; the same command with --resume continues"
 
 
 class Leader:

@@ -184,7 +184,9 @@ class Supervisor:
             wait_for_checkpoint(self.control, root, self.facts)
         elif self.control.is_admitted and any(role.kind == "server" for role in self.roles):
             wait_for_leader(self.control, root, self.facts)
-        raise RunInterruptedError(describe_interruption(root), changes=self.changes and not self.interrupted)
+        # Only the leading host knows the checkpoint that the others end with: it may not be written yet.
+        named_root = root if LEADER in self.roles else None
+        raise RunInterruptedError(describe_interruption(named_root), changes=self.changes and not self.interrupted)
 
     # --- progress and messages ----------------------------------------------------------------------------------------
 

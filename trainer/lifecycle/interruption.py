@@ -37,9 +37,9 @@ def newest_in_words(root: Place) -> str:
     return ""
 
 
-def describe_interruption(root: Place) -> str:
-    """Return the message of an interrupted run. root: folder of checkpoints."""
-    return f"{INTERRUPTED}{newest_in_words(root)}; the same command with --resume continues"
+def describe_interruption(root: Place | None) -> str:
+    """Return the message of an interrupted run. root: folder of checkpoints; None to name no version."""
+    return f"{INTERRUPTED}{newest_in_words(root) if root else ''}; the same command with --resume continues"
 
 
 class Interruptible(Protocol):
