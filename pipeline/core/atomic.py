@@ -6,10 +6,11 @@ import errno
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+REWRITES = 4  # of a temporary file, each after another process that began to write the same file has deleted it
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -28,10 +29,17 @@ def write_durably(path: Path, data: bytes) -> None:
     """Replace the content of a file. After a crash it has the complete old or new content.
 
     Raises OSError, for instance if the disk is full, and leaves no temporary file. The next call removes a
-    temporary file that a killed process left; if another process is writing the same file, its call then raises
-    FileNotFoundError."""
+    temporary file that a killed process left, or that another process is writing, which then writes it again."""
     for leftover in path.parent.glob(f".{path.name}.*.tmp"):
         leftover.unlink(missing_ok=True)
+    for _ in range(REWRITES):
+        with suppress(FileNotFoundError):
+            return _replace(path, data)
+    return _replace(path, data)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a temporary file and rename it. Raises OSError; FileNotFoundError if another process deletes it meanwhile."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with path_in_errors(path), open(temporary, "xb") as file:

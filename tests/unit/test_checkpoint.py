@@ -186,6 +186,20 @@ def test_leftovers_of_a_killed_writer_go_with_the_next_write(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_draft_that_another_writer_deletes_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace = os.replace
+
+    def deleted(draft: Path, path: Path) -> None:
+        monkeypatch.setattr(os, "replace", replace)
+        write_durably(path, b"of another process")
+        replace(draft, path)
+
+    monkeypatch.setattr(os, "replace", deleted)
+    write_durably(tmp_path / "file", b"content")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"content"
+
+
 def torn(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
