@@ -39,6 +39,7 @@ from trainer.models.tasks import CLASSIFICATION
 from trainer.runlog.result import Result
 from trainer.simulate import SimulationSettings, simulate
 from trainer.tables import resumable, rows
+from trainer.tables.progress import TableProgress
 from trainer.tables.resumable import TableFile
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -310,6 +311,26 @@ def test_a_killed_prediction_goes_on_to_the_same_bytes(
     assert kills > 1
     assert target.read_bytes() == whole.read_bytes()
     assert {path.name for path in tmp_path.iterdir()} == {"whole", "table"}
+
+
+def test_the_slower_of_two_same_commands_leaves_no_folder(tmp_path: Path) -> None:
+    schema = pa.schema([("id", pa.int64())])
+    spans = [(0, 2), (2, 4)]
+    progress = TableProgress(quiet=True, phase="predict")
+    table = TableFile(Store(), str(tmp_path / "table"), "identity", b"key")
+
+    def rows_between(low: int, high: int) -> pa.RecordBatch:
+        return pa.record_batch([range(low, high)], schema)
+
+    def later(low: int, high: int) -> pa.RecordBatch:
+        if low:  # the other command ends before the last part
+            table.write_parts(spans, rows_between, progress)
+            table.finish(2, schema, {})
+        return rows_between(low, high)
+
+    table.write_parts(spans, later, progress)
+    table.finish(2, schema, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["table"]
 
 
 def test_only_its_own_table_is_replaced(run: Result, source: Path, shards: Path, tmp_path: Path) -> None:

@@ -151,7 +151,8 @@ class TableFile:
         except FileNotFoundError:
             if (self.read_metadata() or {}).get("identity") != self.identity:
                 raise
-            return  # the same, but it has deleted the folder earlier
+            self.clear()  # the same, but it has deleted the folder earlier: before this run's last parts
+            return
         self.store.sync_folder(self.uri.rpartition("/")[0])
         self.clear()
 
