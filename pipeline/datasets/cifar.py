@@ -254,7 +254,12 @@ def fetch(
         if is_complete(archive, target, to):
             return False
         source = download(archive, base_url, cache, backoff_s)
-        target.publish(lambda folder: extract(archive, source, folder))
+        try:
+            target.publish(lambda folder: extract(archive, source, folder))
+        except OSError:
+            if is_complete(archive, target, to):  # another fetch has filled the folder meanwhile
+                return False
+            raise
     except OSError as error:
         raise JobError(
             f"{error.filename or to}: {error.strerror or error}; free space or choose another --to or --cache"

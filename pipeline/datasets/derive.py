@@ -223,7 +223,12 @@ def derive(source: str, target: Path, derivation: Derivation, evaluation: str | 
             _write(folder / TEST, *_read(test, test.rows, derivation))
         (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
 
-    LocalTarget(target).publish(fill)
+    try:
+        LocalTarget(target).publish(fill)
+    except OSError:
+        if target.is_dir() and any(target.iterdir()):  # another command has filled it meanwhile
+            return _refuse_other(target, record)
+        raise
     return True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from PIL import Image
 from scipy import stats
 
 from pipeline.core.errors import UsageError
+from pipeline.datasets import derive as derive_module
 from pipeline.datasets.derive import (
     RECORD,
     Derivation,
@@ -229,6 +231,27 @@ def test_a_second_time_finds_it_there_and_another_one_is_refused(source: Path, t
     with pytest.raises(UsageError, match="was derived with shrink 2, not 4; choose another folder"):
         derive(str(source), target, Derivation(shrink=4))
     assert {path.name: path.read_bytes() for path in target.iterdir()} == before
+
+
+@pytest.mark.parametrize("shrink", [2, 4])
+def test_of_two_derivations_at_once_the_second_looks_again(
+    shrink: int, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """shrink: of the derivation that is done first."""
+    target = tmp_path / "d"
+    write = derive_module._write
+
+    def write_later(*arguments: Any) -> None:
+        monkeypatch.setattr(derive_module, "_write", write)
+        assert derive(str(source), target, Derivation(shrink=shrink))
+        write(*arguments)
+
+    monkeypatch.setattr(derive_module, "_write", write_later)
+    expected: Any = (
+        nullcontext() if shrink == 2 else pytest.raises(UsageError, match="was derived with shrink 4, not 2")
+    )
+    with expected:
+        assert not derive(str(source), target, Derivation(shrink=2))
 
 
 @pytest.mark.parametrize("record", [None, "{", "[]", "3"])

@@ -319,6 +319,21 @@ def test_two_fetches_at_once_do_not_write_one_part(mirror: Mirror, place: Place)
     assert place.fetch(mirror)
 
 
+def test_of_two_fetches_at_once_the_second_looks_again(
+    mirror: Mirror, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extract = fetch.extract
+
+    def extract_later(*arguments: Any) -> None:
+        monkeypatch.setattr(fetch, "extract", extract)
+        assert place.fetch(mirror)
+        extract(*arguments)
+
+    monkeypatch.setattr(fetch, "extract", extract_later)
+    assert not place.fetch(mirror)
+    assert place.files() == FILES
+
+
 def run_command(mirror: Mirror, place: Place, *more: str) -> int:
     arguments = ["--to", str(place.target), "--cache", str(place.cache), "--base-url", mirror.url, *more]
     return ended("fetch", "cifar10", *arguments)
