@@ -44,6 +44,7 @@ from trainer.report.progress import ProgressLine, line
 from trainer.report.settings import flags_in_words, plan_in_words
 from trainer.report.tensorboard import TensorBoardWriter
 from trainer.report.terminal import duration
+from trainer.runlog.kinds.base import LogEvent
 from trainer.runlog.kinds.evaluation import EvaluationEvent
 from trainer.runlog.kinds.run import StartEvent, WarningEvent
 from trainer.runlog.kinds.training import EpochEvent, TrainEvent
@@ -284,6 +285,26 @@ def test_a_report_is_replaced_whole_and_repeats_its_bytes(tmp_path: Path) -> Non
     (folder / "report.html").write_bytes(b"old" * len(first))
     assert write_report(folder).read_bytes() == first
     assert sorted(path.name for path in folder.iterdir()) == ["metrics.jsonl", "pushes.csv", "report.html"]
+
+
+def test_a_run_that_ends_during_its_report_is_drawn_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = MadeUpRun(num_workers=2, epochs=1)
+    run.train(0.5)
+    folder = run.save(tmp_path)
+    last_kinds: list[str] = []
+
+    def draw(events: list[LogEvent], pushes: pd.DataFrame) -> str:
+        if not last_kinds:  # the run ends, and writes its own report
+            run.finish()
+            run.save(tmp_path)
+            (folder / "result.json").write_text("{}")
+            (folder / "report.html").write_text("end")
+        last_kinds.append(events[-1].kind)
+        return last_kinds[-1]
+
+    monkeypatch.setattr("trainer.report.page.render", draw)
+    assert write_report(folder).read_text() == "end"
+    assert last_kinds == ["train", "end"]
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ from trainer.report.history import (
     worker_rows,
 )
 from trainer.report.settings import compact, flags_in_words, plan_in_words
-from trainer.run_files import METRICS, PUSHES, REPORT
+from trainer.run_files import METRICS, PUSHES, REPORT, RESULT
 from trainer.runlog.kinds.base import LogEvent
 from trainer.runlog.kinds.peers import ConsensusEvent
 from trainer.runlog.kinds.run import StartEvent
@@ -51,6 +51,7 @@ from trainer.runlog.result import REPORTED, summarise
 from trainer.runlog.thinned import thinned_log
 
 MOST_GROUPS = 20  # in the table of classes, and of neighbourhoods
+REDRAWS = 3  # most repetitions of a report of a run that ends, or is resumed, while it is drawn
 FEWEST_BINS = 4  # a figure over time needs more bins than this
 
 
@@ -224,9 +225,30 @@ def write_report(output: StorePlace, read: Read | None = None) -> StorePlace: ..
 def write_report(output: Place, read: Read | None = None) -> Place:
     """Write OUTPUT/report.html about the run so far and return its path. Takes seconds for a million pushes.
 
-    Replaces an earlier report atomically. Raises DataError if no run was started in OUTPUT, or if its log is damaged.
+    Replaces an earlier report atomically. If the run ends meanwhile, its own report may be the one that was replaced, and
+    the report is drawn again. Raises DataError if no run was started in OUTPUT, or if its log is damaged.
 
     read: the events of ``thinned_log`` and the columns ``REPORTED`` of the pushes, if the caller has read them."""
+    result = _read_result(output)
+    path = _draw_report(output, read)
+    for _ in range(REDRAWS if read is None else 0):
+        result, before = _read_result(output), result
+        if result == before:  # a run writes its result before its report
+            break
+        path = _draw_report(output, None)
+    return path
+
+
+def _read_result(output: Place) -> bytes | None:
+    """Return the content of result.json, or None before the end of the run."""
+    try:
+        return (output / RESULT).read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _draw_report(output: Place, read: Read | None) -> Place:
+    """Write the report once. See ``write_report``."""
     events, pushes = read or (thinned_log(output / METRICS), None)
     starts = select_kind(events, StartEvent)
     if starts and (not starts[-1].config or starts[-1].versions is None):
