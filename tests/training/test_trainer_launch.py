@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from multiprocessing import forkserver
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
 from unittest.mock import Mock
 
@@ -29,7 +31,7 @@ from trainer.context import RunContext
 from trainer.home.folders import Folders
 from trainer.launch import fork_server
 from trainer.launch.child import UNFINISHED, Child
-from trainer.launch.fork_server import FORK_SERVER, ProcessKilledError
+from trainer.launch.fork_server import FORK_SERVER, ForkServer, ProcessKilledError
 from trainer.launch.leaving import Patience
 from trainer.launch.restarts import Restarts, pause_s
 from trainer.launch.run import PREPARE_LOG, preparation_log, prepare
@@ -194,6 +196,31 @@ def test_a_set_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     assert not list((tmp_path / "run").iterdir())
 
 
+def test_threads_replace_a_dead_fork_server_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second thread would wait for a process of which the first one has the exit status."""
+    server = ForkServer()
+    state = SimpleNamespace(_forkserver_pid=os.getpid())
+    is_free: list[bool] = []
+
+    def try_lock() -> None:
+        if fork_server._START_LOCK.acquire(blocking=False):
+            fork_server._START_LOCK.release()
+            is_free.append(True)
+
+    def wait_for_end(pid: int, options: int) -> tuple[int, int]:
+        other = threading.Thread(target=try_lock)
+        other.start()
+        other.join()
+        return pid, signal.SIGKILL
+
+    monkeypatch.setattr(forkserver, "_forkserver", state)
+    monkeypatch.setattr(forkserver, "ensure_running", lambda: None)
+    monkeypatch.setattr(server, "_forget", lambda: None)
+    monkeypatch.setattr(os, "waitpid", wait_for_end)
+    server.ensure()
+    assert (server.losses, is_free) == (["killed by SIGKILL"], [])
+
+
 @pytest.mark.full
 def test_a_role_that_cannot_be_forked_is_tried_again(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -303,6 +330,7 @@ import os, time, torch
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 from trainer.protocols.bsp import BSP
 

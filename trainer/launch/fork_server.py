@@ -28,7 +28,8 @@ SETTLE_S = 1.0  # how long a dying process may take until it can be waited for
 MOST_TEMPORARY_BYTES = 70  # longest path of a folder for multiprocessing's sockets
 SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 
-# Starts change the program's modules, environment and warnings for a moment: those of several threads take turns.
+# Starts change the program's modules, environment and warnings for a moment, and a dead fork server is replaced once:
+# several threads take turns.
 _START_LOCK = threading.RLock()
 
 
@@ -69,18 +70,19 @@ class ForkServer:
     def ensure(self) -> None:
         """Start the fork server if it does not run, without waiting until it has imported torch."""
         context()
-        if self.pid is not None:
-            try:
-                ended_pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # this program inherited an ignored SIGCHLD
-                ended_pid = self.pid
-                status = 0
-            if not ended_pid:
-                return
-            self.losses.append(cause_of(os.waitstatus_to_exitcode(status)))
-            self._forget()
-        with _START_LOCK, _silence_warnings(), handed_on(), _short_socket_folder():
-            forkserver.ensure_running()
+        with _START_LOCK:
+            if self.pid is not None:
+                try:
+                    ended_pid, status = os.waitpid(self.pid, os.WNOHANG)
+                except ChildProcessError:  # this program inherited an ignored SIGCHLD
+                    ended_pid = self.pid
+                    status = 0
+                if not ended_pid:
+                    return
+                self.losses.append(cause_of(os.waitstatus_to_exitcode(status)))
+                self._forget()
+            with _silence_warnings(), handed_on(), _short_socket_folder():
+                forkserver.ensure_running()
 
     def settle(self) -> None:
         """Wait up to SETTLE_S for a dying fork server, after a failed start.
@@ -88,8 +90,9 @@ class ForkServer:
         A dying process closes its connections a moment before it can be waited for."""
         end = time.monotonic() + SETTLE_S
         with suppress(ChildProcessError):
-            while self.pid is not None and time.monotonic() < end:
-                if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
+            # Another thread may forget the process between two uses of ``pid``.
+            while (pid := self.pid) is not None and time.monotonic() < end:
+                if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
                     return
                 time.sleep(0.01)
 
@@ -112,10 +115,10 @@ class ForkServer:
         """Kill the fork server and wait until it is dead, but leave its exit status to ``ensure``.
 
         ``ensure`` then notices the loss; multiprocessing alone would start a new one silently."""
-        if self.pid is not None:
+        if (pid := self.pid) is not None:
             with suppress(ProcessLookupError, ChildProcessError):
-                os.kill(self.pid, signal.SIGKILL)
-                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+                os.kill(pid, signal.SIGKILL)
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
 FORK_SERVER = ForkServer()
