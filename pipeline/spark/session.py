@@ -13,9 +13,10 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread, current_thread, main_thread
+from threading import RLock, Thread, current_thread, main_thread
 from types import FrameType
 from typing import NoReturn
 
@@ -68,6 +69,18 @@ LATE_OPTIMISATION = (
 JAVA_TEMPORARY = "/tmp"  # the folder that Java uses by default
 UI = "spark.ui.enabled"
 PROGRESS = "spark.ui.showConsoleProgress"
+
+
+@dataclass
+class OwnContext:
+    """A context that ``spark_context`` has started. users: its calls that use it now."""
+
+    context: SparkContext
+    users: int = 0
+
+
+_CONTEXT_LOCK = RLock()
+_own_contexts: list[OwnContext] = []  # those that run
 
 
 def package_zip(target: Path, *packages: Path) -> Path:
@@ -246,6 +259,8 @@ def spark_context(
 ) -> Iterator[SparkContext]:
     """Yield the context of a session, else the running one, else a new one that is stopped at the end.
 
+    Calls in several threads share a new one, and the last of them stops it.
+
     conf/spark-defaults.conf, the master and the application name apply only to settings that are not set otherwise:
     spark-submit's options and the settings of a SPARK_CONF_DIR take precedence. If the master is not local, the package
     is shipped to the executors as a zip; on a local master they import the driver's package.
@@ -259,18 +274,30 @@ def spark_context(
         raise UsageError(
             "a Spark Connect session runs no Python tasks of its own; pass a session of the cluster itself"
         )
-    running = spark.sparkContext if spark else running_context()
-    if running is not None:
-        ship_package(running)
-        yield running
+    if spark is not None:
+        ship_package(spark.sparkContext)
+        yield spark.sparkContext
         return
-    with _ended_jvm_is_error(), _new_context(debug=debug, master=master) as context:
+    with ExitStack() as stack:
+        # Contexts start and stop under the lock, so that no call finds one that is not ready or is stopping.
+        with _CONTEXT_LOCK:
+            context = running_context()
+            own = next((each for each in _own_contexts if each.context is context), None)
+            if own or context is None:
+                stack.enter_context(_ended_jvm_is_error())
+                if own is None:
+                    conf = _context_conf(debug=debug, master=master)
+                    stack.enter_context(_interruptible())
+                    own = _start_context(conf, debug=debug)
+                own.users += 1
+                stack.callback(_leave_context, own)
+                context = own.context
+            ship_package(context)
         yield context
 
 
-@contextmanager
-def _new_context(*, debug: bool, master: str | None) -> Iterator[SparkContext]:
-    """Yield a new context, which is stopped at the end. See ``spark_context``."""
+def _context_conf(*, debug: bool, master: str | None) -> SparkConf:
+    """Return the settings of a new context, after the start of its JVM. See ``spark_context``."""
     if master:
         check_master(master)
     defaults = spark_defaults()
@@ -309,17 +336,33 @@ def _new_context(*, debug: bool, master: str | None) -> Iterator[SparkContext]:
         path = dict.fromkeys([str(PACKAGE.parent), *added_folders()])
         conf.setExecutorEnv(PATH, os.pathsep.join(path))
         conf.setIfMissing("spark.python.daemon.module", PYTHON_WORKERS)
-    with _interruptible():
-        context = SparkContext(conf=conf)
-        try:
-            if "PYSPARK_GATEWAY_PORT" in os.environ:
-                _check_arguments(context)
-            if not debug:
-                _quiet(context)
-            ship_package(context)
-            yield context
-        finally:
-            _stop(context)
+    return conf
+
+
+def _start_context(conf: SparkConf, *, debug: bool) -> OwnContext:
+    """Start a context that has no users yet. Raises UsageError for arguments that spark-submit has changed."""
+    context = SparkContext(conf=conf)
+    try:
+        if "PYSPARK_GATEWAY_PORT" in os.environ:
+            _check_arguments(context)
+        if not debug:
+            _quiet(context)
+        ship_package(context)
+    except BaseException:  # no user will leave it
+        _stop(context)
+        raise
+    own = OwnContext(context)
+    _own_contexts.append(own)
+    return own
+
+
+def _leave_context(own: OwnContext) -> None:
+    """Stop a context whose last user leaves it."""
+    with _CONTEXT_LOCK:
+        own.users -= 1
+        if not own.users:
+            _own_contexts.remove(own)
+            _stop(own.context)
 
 
 def _stop(context: SparkContext) -> None:

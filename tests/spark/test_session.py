@@ -12,8 +12,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from py4j.protocol import Py4JNetworkError
@@ -83,6 +84,61 @@ def test_signals_have_their_handlers_back_after_a_run(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HANDLERS]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["inside", "False", "after", "True", "True", "thread", "True"], done.stderr
+
+
+def test_the_last_call_that_shares_a_context_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[SimpleNamespace] = []
+    stopped: list[object] = []
+    running: list[object] = []
+
+    def start(conf: object) -> SimpleNamespace:
+        started.append(SimpleNamespace(number=len(started)))
+        running[:] = started[-1:]
+        return started[-1]
+
+    def stop(context: object) -> None:
+        stopped.append(context)
+        running.clear()
+
+    monkeypatch.setattr(session, "running_context", lambda: running[0] if running else None)
+    monkeypatch.setattr(session, "SparkContext", start)
+    monkeypatch.setattr(session, "_context_conf", lambda **options: None)
+    monkeypatch.setattr(session, "_stop", stop)
+    for name in ("_quiet", "ship_package"):
+        monkeypatch.setattr(session, name, lambda context: None)
+    with contextlib.ExitStack() as second:
+        with spark_context() as first:
+            assert second.enter_context(spark_context()) is first
+        assert not stopped
+    assert stopped == started == [first]
+    with spark_context() as third:
+        assert third is started[1]
+    running.append("of the user's own")
+    with spark_context() as own:
+        assert own == "of the user's own"
+    assert stopped == started == [first, third]
+
+
+def test_calls_in_two_threads_wait_for_one_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second thread starts while the first one makes the context."""
+    monkeypatch.setattr(session, "running_context", lambda: None)
+    is_free: list[bool] = []
+
+    def try_lock() -> None:
+        if session._CONTEXT_LOCK.acquire(blocking=False):
+            session._CONTEXT_LOCK.release()
+            is_free.append(True)
+
+    def refuse(**options: object) -> NoReturn:
+        thread = Thread(target=try_lock)
+        thread.start()
+        thread.join()
+        raise JobError("no Java")
+
+    monkeypatch.setattr(session, "_context_conf", refuse)
+    with pytest.raises(JobError, match="no Java"), spark_context():
+        pass
+    assert not is_free
 
 
 def test_a_spark_connect_session_is_refused_in_one_line() -> None:
