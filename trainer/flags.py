@@ -14,6 +14,7 @@ from pipeline.core.storage.store import Store
 from pipeline.core.storage.uri import split_uri
 from trainer.config import SEPARATOR, Config, Data, Optimiser, Processes, RunSpec
 from trainer.exchange import EXCHANGES
+from trainer.exchange.base import Exchange
 from trainer.exchange.parameter_server import ParameterServer
 from trainer.home.place import resolve_home
 from trainer.models import MODELS, ModelSpec, OwnModel, model_from_json
@@ -21,6 +22,7 @@ from trainer.models.own import is_reference
 from trainer.options import Options
 from trainer.protocols import PROTOCOLS
 from trainer.protocols.asp import ASP
+from trainer.protocols.base import Protocol
 from trainer.sampling import SAMPLERS
 from trainer.sampling.shuffle import ShuffleSampler
 
@@ -133,6 +135,7 @@ def config_of(args: argparse.Namespace) -> Config:
             has = "protocols of its own" if exchange.stages() else "no protocols"
             raise UsageError(f"--exchange {exchange.name} has {has}: leave out --protocol {args.protocol}")
         protocol = ASP()  # an exchange on the command line overrides the protocol of a file
+    _check_partners(args, exchange, protocol)
     # Here, because the configuration fills in the default of the model.
     if is_reference(args.optimiser) and args.momentum is not None:
         raise UsageError(
@@ -149,6 +152,20 @@ def config_of(args: argparse.Namespace) -> Config:
         processes=from_flags(Processes, args),
         sampler=member_from_flags(SAMPLERS, "--sampling", args).with_absolute_table(_absolute),
     )
+
+
+def _check_partners(args: argparse.Namespace, exchange: Exchange, protocol: Protocol) -> None:
+    """Raise UsageError for a flag that has no effect without another one. A file of defaults may have it."""
+    for name, is_used, partner in (
+        ("switch_window", exchange.switches_by_rule, "--alpha auto"),
+        ("switch_threshold", exchange.switches_by_rule, "--alpha auto"),
+        ("holdout_share", exchange.held_out_share > 0, "--switch-on holdout"),
+        ("straggler_window", getattr(exchange, "straggler", None) is not None, "--straggler FACTOR"),
+        ("micro_batches", protocol.parts_of_a_step() > 1, "--cancel preempt"),
+    ):
+        if name in args.names_in_argv and not is_used:
+            flag = f"--{name.replace('_', '-')} {getattr(args, name):g}"
+            raise UsageError(f"{flag} has no effect without {partner}: give it too, or leave {flag.split()[0]} out")
 
 
 def _absolute(uri: str) -> str:

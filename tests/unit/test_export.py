@@ -124,7 +124,7 @@ def test_a_hub_folder_loads_as_its_card_says(run: Result, tmp_path: Path, monkey
 def test_a_card_has_the_settings_of_the_last_start(run: Result, tmp_path: Path) -> None:
     """Log a second start with other workers, as a resumed run does."""
     folder = tmp_path / "run"
-    shutil.copytree(run.output, folder)
+    shutil.copytree(str(run.output), folder)
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     start = next(json.loads(line) for line in lines if json.loads(line)["event"] == "start")
     start["plan"] |= {"num_workers": 47}

@@ -107,6 +107,23 @@ def test_a_configuration_with_two_ways_of_waiting_is_refused() -> None:
         make_config(exchange="all-reduce", protocol="ssp", staleness_bound=9)
 
 
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (
+            ["--exchange", "strategy-switch", "--alpha", "0.5", "--switch-window", "3"],
+            "--switch-window 3 .*--alpha auto",
+        ),
+        (["--exchange", "strategy-switch", "--holdout-share", "0.1"], "--holdout-share 0.1 .*--switch-on holdout"),
+        (["--exchange", "sync-switch", "--straggler-window", "9"], "--straggler-window 9 .*--straggler FACTOR"),
+        (["--protocol", "k-bsp", "--k", "2", "--micro-batches", "3"], "--micro-batches 3 .*--cancel preempt"),
+    ],
+)
+def test_a_flag_without_its_partner_is_refused(flags: list[str], line: str) -> None:
+    with pytest.raises(UsageError, match=f"^{line.replace(' .*', ' has no effect without ')}: give it too, or leave"):
+        parsed("--steps", 7, *flags)
+
+
 def test_momentum_does_not_reach_an_optimiser_of_the_users_own() -> None:
     with pytest.raises(UsageError, match=r"^--momentum 0\.3 is not passed to --optimiser own:sgd: leave it out"):
         parsed("--steps", 7, "--optimiser", "own:sgd", "--momentum", 0.3)

@@ -33,11 +33,10 @@ class Hosts(Spec):
         super().__post_init__()
         if self.hosts > 1 and self.launcher is None:
             raise UsageError(f"--hosts {self.hosts} needs --launcher: spark, ray or local")
-        if self.launcher == SPARK and (self.host_cores, self.host_gpus) != (1, 0):
-            raise UsageError(
-                "--host-cores and --host-gpus are for --launcher ray; a Spark task has the cores of spark.task.cpus and"
-                " the GPUs of spark.task.resource.gpu.amount"
-            )
+        if self.launcher != "ray" and (self.host_cores, self.host_gpus) != (1, 0):
+            of_spark = "a Spark task has the cores of spark.task.cpus and the GPUs of spark.task.resource.gpu.amount"
+            next_step = of_spark if self.launcher == SPARK else "leave them out"
+            raise UsageError(f"--host-cores and --host-gpus are for --launcher ray; {next_step}")
 
     def make(self) -> Launcher | None:
         """Return the launcher, None for this host alone; ``trainer.spark_driver`` makes Spark's, which needs an application.
