@@ -427,6 +427,24 @@ def test_a_resumed_run_of_downpour_replays(tmp_path: Path) -> None:
     assert replay(tmp_path).is_equal
 
 
+def test_a_new_run_is_no_shorter_than_a_push_of_downpour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Continue a run that an earlier version has begun nevertheless. The default suits runs of any length."""
+    for steps, most in ((3, 5), (8, 8)):
+        with pytest.raises(UsageError) as refused:
+            virtual(tmp_path / "new", "downpour", steps=steps, push_every=9)
+        assert str(refused.value) == (
+            f"--push-every 9 exceeds the steps of each worker in the run, {steps}: give at most {most}"
+        )
+    assert not (tmp_path / "new").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(Downpour, "check_steps", lambda self, steps: None)
+        virtual(tmp_path / "old", "downpour", steps=1, push_every=9)
+    longer = virtual(tmp_path / "old", "downpour", steps=3, push_every=9, options=RESUME)
+    assert longer.examples >= 3 * 40
+    assert virtual(tmp_path / "whole", "downpour", steps=9, push_every=9).examples >= 9 * 40
+    assert virtual(tmp_path / "short", "downpour", steps=1).examples >= 40
+
+
 def test_each_start_tells_the_configuration_of_its_updates() -> None:
     """The third start found the newest checkpoint broken; the fourth began with a crash of the servers."""
 

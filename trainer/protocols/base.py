@@ -88,6 +88,9 @@ class Protocol(Spec):
     def check(self, num_workers: int) -> None:
         """Raise UsageError if the parameters do not fit the number of workers."""
 
+    def check_steps(self, steps: int) -> None:
+        """Raise UsageError if the parameters do not fit the length of a new run. steps: of each worker in the run."""
+
     def update_size(self, num_workers: int) -> int:
         """Return the number of gradients per update. The last updates of a run may have fewer."""
         return 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from pipeline.core.errors import UsageError
 from pipeline.core.specs import option
 from trainer.protocols.base import Protocol
 
@@ -24,6 +25,15 @@ class Downpour(Protocol):
     has_momentum: ClassVar[bool] = False
 
     push_every: int = option(5, "steps of a worker between two pushes", least=1)
+
+    def check_steps(self, steps: int) -> None:
+        # A worker is not stopped between two pushes, so that a long period would train far past the end of the run. The
+        # default is short enough for any run.
+        most = max(steps, type(self).push_every)
+        if self.push_every > most:
+            raise UsageError(
+                f"--push-every {self.push_every} exceeds the steps of each worker in the run, {steps}: give at most {most}"
+            )
 
     def local_steps(self, clock: int) -> int:
         return -clock % self.push_every + 1

@@ -84,6 +84,8 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
 
     def check(record: RunRecord, saved: SavedRun) -> RunRecord:
         confirm(context, look(saved))
+        if saved.record is None:
+            config.protocol.check_steps(config.steps_per_worker(rows))
         if simulated.compute == "real":  # toy computations have no model to check
             _check(context, num_workers, None if options.overwrite else output / CHECKPOINTS)
         return record

@@ -41,6 +41,8 @@ def locked_start(
     def check_all(record: RunRecord, saved: SavedRun) -> RunRecord:
         # The decision was made before the folder was locked.
         start.confirm(saved)
+        if saved.record is None:
+            config.protocol.check_steps(config.steps_per_worker(context.shards.rows))
         return check(record)
 
     with prepare_folder(

@@ -59,7 +59,7 @@ def compare(
     first = next((saved for saved in saved_runs.values() if saved.record), SavedRun())
     context = pinned_context(RunContext.from_config(config, output), simulated, first)
     config = context.config
-    num_workers = workers_rows_digest(context, simulated)[0]
+    num_workers, rows, _ = workers_rows_digest(context, simulated)
     configs = {}
     for label, contender in contenders.items():  # all of them before the first run, which may take long
         own = contender.configure(config, optimiser or config.optimiser)
@@ -67,6 +67,8 @@ def compare(
         configs[label] = replace(own, run=replace(config.run, output=str(home)))
         check_shares(own, num_workers, drawn_ratios(context, simulated, num_workers))
         check_exchange(own, num_workers, simulated.compute)
+        if saved_runs[label].record is None:
+            own.protocol.check_steps(own.steps_per_worker(rows))
         # Refuses a change of workers for those that cannot follow it, while none has changed.
         own_context = replace(context, config=configs[label], home=home)
         regrouped(own_context, saved_runs[label], simulated.workers, options, compute=simulated.compute)
