@@ -68,6 +68,34 @@ def test_classes_of_a_single_kind_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+@pytest.mark.parametrize(
+    ("train_rows", "values", "line"),
+    [
+        (1, {}, "the 1 training row of the set for --batch-norm recalibrate: give more rows, --batch-norm ema, or"),
+        (1, {"norm": "group"}, None),
+        (1, {"batch_norm": "ema"}, None),
+        (4, {}, None),
+        (
+            4,
+            {"evaluation_mode": "paper"},
+            "the 1 evaluation row of the set for --evaluation-mode paper: give more rows",
+        ),
+    ],
+)
+def test_an_evaluation_never_normalises_a_single_row(
+    train_rows: int, values: dict[str, Any], line: str | None, tmp_path: Path
+) -> None:
+    shards = write_shards(tmp_path / "set", [rows_of(train_rows, 2)], rows_of(1, 3, 100))
+    config = make_config(shards, tmp_path / "run", model="cnn", batch_size=4, steps=1, **values)
+    if line is None:
+        assert simulate(config, SimulationSettings(), QUIET).updates == 1
+        return
+    with pytest.raises(UsageError) as refused:
+        simulate(config, SimulationSettings(), QUIET)
+    assert line in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
 HARD: dict[str, Any] = {
     "servers": 3,
     "profile": parse_profile("lognormal:0.5"),

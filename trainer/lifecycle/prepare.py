@@ -80,6 +80,7 @@ def check_network(config: Config, network: NetworkAndTask, shards: Shards, num_w
             " classes or more"
         )
     check_normalisation(config, network, shards, num_workers)
+    check_normalisation_of_a_row(config, network, shards)
     check_evaluation(config, shards)
     check_augmentation(config, shards)
     check_subtracted_mean(config, shards)
@@ -109,6 +110,24 @@ def check_normalisation(config: Config, network: NetworkAndTask, shards: Shards,
     raise UsageError(
         f"--model {config.model.name} has BatchNorm, which cannot normalise the {examples} example of a worker's smallest"
         f" {batch_name}: give --batch-size {2 * parts * num_workers} or more, or {instead}"
+    )
+
+
+def check_normalisation_of_a_row(config: Config, network: NetworkAndTask, shards: Shards) -> None:
+    """Raise UsageError if an evaluation would have to normalise a single row by BatchNorm, which has too few values."""
+    # Batches of an evaluation differ by one row at most, so that only a set of one row has a batch of one.
+    lone_training_row = shards.rows == 1 and config.optimiser.batch_norm == "recalibrate"
+    eval_rows = sum(file.rows for file in shards.eval_files())
+    lone_eval_row = eval_rows == 1 and config.run.evaluation_mode == "paper"
+    if not (lone_training_row or lone_eval_row) or normalises(network.model, shards.shape, 1):
+        return
+    rows, flag, instead = "training", "--batch-norm recalibrate", "--batch-norm ema"
+    if not lone_training_row:
+        rows, flag, instead = "evaluation", "--evaluation-mode paper", "--evaluation-mode clean"
+    group = ", or --norm group" if hasattr(config.model, "norm") else ""
+    raise UsageError(
+        f"--model {config.model.name} has BatchNorm, which cannot normalise the 1 {rows} row of the set for {flag}: give"
+        f" more rows, {instead}{group}"
     )
 
 
