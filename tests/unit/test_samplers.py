@@ -618,6 +618,14 @@ def test_a_missing_table_ends_the_start(content: Any, line: str, shards: Path, t
     assert not (tmp_path / "run" / "config.json").exists()
 
 
+def test_the_sum_of_weights_may_be_larger_than_any_float() -> None:
+    population = population_of([40])
+    weights = np.random.default_rng(0).choice([0.25, 0.5, 1.0], 40)
+    sampler = make_sampler("weighted")
+    small, large = (sampler.stream(replace(population, values=weights * scale)) for scale in (1.0, 1.5e308))
+    assert all(np.array_equal(small(clock).places, large(clock).places) for clock in range(9))
+
+
 def test_weights_that_sum_to_nothing_are_refused() -> None:
     population = replace(population_of([4]), values=np.zeros(4))
     with pytest.raises(UsageError, match="of worker 1's rows must be 0 or more, and not all 0"):

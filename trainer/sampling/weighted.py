@@ -31,12 +31,18 @@ class WeightedSampler(Sampler):
     def stream(self, population: Population) -> SelectionStream:
         weights = population.values
         assert weights is not None, "read by the table's column"
-        if weights.min() < 0 or not weights.sum() > 0:
+        with np.errstate(over="ignore"):
+            total = weights.sum()
+        # Only then, because the division may change the last bits of shares.
+        if not np.isfinite(total):
+            weights = weights / weights.max()
+            total = weights.sum()
+        if weights.min() < 0 or not total > 0:
             raise UsageError(
                 f"--example-table {self.example_table}: the weights of worker {population.worker}'s rows must be 0 or more,"
                 f" and not all 0; the least is {weights.min():g}"
             )
-        order = lru_cache(maxsize=2)(partial(_order, population, weights / weights.sum()))
+        order = lru_cache(maxsize=2)(partial(_order, population, weights / total))
         return partial(_select, population, order)
 
 
