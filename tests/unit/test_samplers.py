@@ -564,6 +564,25 @@ def test_representative_passes_have_the_prints_of_all_rows(shards: Path, table: 
     assert run(shards, table, tmp_path / "balanced", "balanced").passes["whole"] == 0
 
 
+@pytest.mark.parametrize("all_after", [0.0, 1.0, 9.7, 10_000.0])
+def test_a_curriculum_has_a_span_per_number_of_rows(all_after: float) -> None:
+    """The passes of the spans are those of the rule, counted from pass to pass."""
+    population = population_of([23], 3, epoch_steps=2)
+    sampler = make_sampler("curriculum", all_after=all_after)
+    assert isinstance(sampler, CurriculumSampler)
+    spans = sampler.spans(population)
+    position = number = rows = 0
+    firsts = []
+    while rows < 23:
+        grown = min(1.0, position / 6 / all_after) if all_after else 1.0
+        if (size := int(np.ceil(23 * (0.2 + 0.8 * grown)))) != rows:
+            rows = size
+            firsts.append((position, rows, number))
+        position, number = position + rows, number + 1
+    assert spans == firsts
+    assert len(spans) <= 19
+
+
 # The table
 
 

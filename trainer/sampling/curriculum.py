@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -17,11 +17,18 @@ from pipeline.core.specs import option
 from trainer.sampling.base import Population, Sampler, Selection, SelectionStream, example_table_option
 
 
-class CurriculumPass(NamedTuple):
-    """A pass over the easiest rows. position: number of its first example among all draws; rows: how many rows."""
+class CurriculumSpan(NamedTuple):
+    """Consecutive passes over the same number of the easiest rows.
+
+    Attributes:
+        position: number of the first example among all draws.
+        rows: rows of each pass.
+        number: number of the first pass among all passes.
+    """
 
     position: int
     rows: int
+    number: int
 
 
 @dataclass(frozen=True)
@@ -43,19 +50,36 @@ class CurriculumSampler(Sampler):
         assert population.values is not None, "read by the table's column"
         by_ease = np.argsort(population.values, kind="stable")
         order = lru_cache(maxsize=2)(partial(_order, population, by_ease))
-        return partial(_select, population, self.passes(population), order)
+        return partial(_select, population, self.spans(population), order)
 
-    def passes(self, population: Population) -> list[CurriculumPass]:
-        """Return the passes up to the first one over all rows, which all later ones repeat."""
-        epoch_rows = population.batch_size * population.epoch_steps
-        passes = [CurriculumPass(0, 0)]  # an empty one, dropped at the end
-        while passes[-1].rows < len(population):
-            position = passes[-1].position + passes[-1].rows  # the next pass begins where the last one ends
-            epoch = position / epoch_rows
-            grown = min(1.0, epoch / self.all_after) if self.all_after else 1.0
-            rows = math.ceil(len(population) * (self.easy_share + (1 - self.easy_share) * grown))
-            passes.append(CurriculumPass(position, rows))
-        return passes[1:]
+    def spans(self, population: Population) -> list[CurriculumSpan]:
+        """Return the spans of passes up to the one over all rows, which has no end. O(log passes) for each."""
+        span = CurriculumSpan(0, self._pass_rows(population, 0), 0)
+        spans = [span]
+        while span.rows < len(population):
+            passes = self._passes_of(span, population)
+            position = span.position + passes * span.rows
+            span = CurriculumSpan(position, self._pass_rows(population, position), span.number + passes)
+            spans.append(span)
+        return spans
+
+    def _pass_rows(self, population: Population, position: int) -> int:
+        """Return the rows of a pass that begins at a position. They never fall as the position grows."""
+        epoch = position / (population.batch_size * population.epoch_steps)
+        grown = min(1.0, epoch / self.all_after) if self.all_after else 1.0
+        return math.ceil(len(population) * (self.easy_share + (1 - self.easy_share) * grown))
+
+    def _passes_of(self, span: CurriculumSpan, population: Population) -> int:
+        """Return how many passes are over the rows of a span, which is not the last one."""
+
+        def is_over(passes: int) -> bool:
+            return self._pass_rows(population, span.position + passes * span.rows) > span.rows
+
+        # By bisection of the rule itself, so that rounding moves no end.
+        most = 1
+        while not is_over(most):
+            most *= 2
+        return bisect_left(range(most), True, lo=most // 2, key=is_over)
 
 
 def _order(population: Population, by_ease: Ints, rows: int, turn: int) -> Ints:
@@ -64,16 +88,16 @@ def _order(population: Population, by_ease: Ints, rows: int, turn: int) -> Ints:
 
 
 def _select(
-    population: Population, passes: list[CurriculumPass], order: Callable[[int, int], Ints], clock: int
+    population: Population, spans: list[CurriculumSpan], order: Callable[[int, int], Ints], clock: int
 ) -> Selection:
-    """Return the mini-batch at a clock. passes: up to the first one over all rows; order: from (rows, turn)."""
+    """Return the mini-batch at a clock. spans: of the passes; order: from (rows, turn)."""
     position = clock * population.batch_size
     stop = position + population.batch_size
     parts = []
     # A mini-batch may cross ends of passes.
     while position < stop:
-        number = bisect_right(passes, position, key=lambda each: each.position) - 1
-        turns, inside = divmod(position - passes[number].position, passes[number].rows)
-        parts.append(order(passes[number].rows, number + turns)[inside : inside + stop - position])
+        span = spans[bisect_right(spans, position, key=lambda each: each.position) - 1]
+        turns, inside = divmod(position - span.position, span.rows)
+        parts.append(order(span.rows, span.number + turns)[inside : inside + stop - position])
         position += len(parts[-1])
     return Selection(np.concatenate(parts))
