@@ -123,6 +123,9 @@ def test_decimal_shares_are_exact() -> None:
     assert parse_mix("3,1;40:1,3") == ((0, (3, 1)), (40, (1, 3)))
     wrong = ["0.5,0", "1,-1", "a,b", "0.3333333,0.6666667", "1,2;1,2", "1,2;5:1,2,3", "1,2;5:1,1;5:2,1", "1/0,1", ";"]
     assert not any(map(is_mix, wrong))
+    assert parse_mix("1e-20,3E-20")[0].shares == (1, 3)
+    # Of the other exponents, some would take hours.
+    assert not any(map(is_mix, ["1e21,1e21", "1,1e-21", "1e,1", "1e+99_999,1"]))
 
 
 def test_a_change_counts_from_the_first_clock_ahead() -> None:

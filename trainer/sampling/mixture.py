@@ -25,6 +25,7 @@ from trainer.sampling.passes import PassRows
 from trainer.sampling.remainder import PassRule, WorkerPasses
 
 LONGEST = 100_000  # examples after which a pattern of sources must repeat
+MOST_EXPONENT = 20  # of a share such as 1e-3
 
 
 class MixSpan(NamedTuple):
@@ -261,7 +262,11 @@ def rows_by_source(plans: list[SourcePlan], batch_size: int, clocks: Ints, examp
 
 def _whole_shares(text: str) -> tuple[int, ...]:
     """Return positive shares as whole numbers in the same proportion. Raises ValueError."""
-    shares = [Fraction(part) for part in text.split(",")]
+    parts = text.lower().split(",")
+    # Before they are read: a power of ten with a long exponent has as many digits.
+    if any(abs(int(part.partition("e")[2] or 0)) > MOST_EXPONENT for part in parts):
+        raise ValueError(f"{text} has an exponent beyond {MOST_EXPONENT}")
+    shares = [Fraction(part) for part in parts]
     if min(shares) <= 0:
         raise ValueError(f"{text} has a share that is not positive")
     # Exactly, as the decimals say: a rounded share would drift away from them.
