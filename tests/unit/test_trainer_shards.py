@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -130,3 +131,17 @@ def test_rows_on_every_worker_are_drawn_once_per_worker(tmp_path: Path) -> None:
     assert dict(zip(ids.tolist(), times.tolist(), strict=True)) == {
         **dict.fromkeys(range(108), 3), **dict.fromkeys(range(900, 912), 3 * 3)
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("label", "step"),
+    [(4, "shard again with a larger --num-classes"), (-1, "shard again with labels of 0 or more")],
+)
+def test_a_label_outside_the_classes_is_refused(label: int, step: str, tmp_path: Path) -> None:
+    rows = rows_of(6, 2)
+    labels = rows.labels.copy()
+    labels[3] = label
+    shards = open_shards(str(write_shards(tmp_path, [replace(rows, labels=labels)], None)))
+    with pytest.raises(DataError) as refused:
+        load_worker(shards, 0)
+    assert str(refused.value).endswith(f"row 3: label {label} is not in 0..3; {step}")

@@ -243,9 +243,10 @@ def _check_labels(labels: npt.NDArray[Any], num_classes: int, uri: str, first: i
     """Raise DataError for a label outside 0..num_classes-1. first: number of the first of these rows in the file."""
     wrong = np.flatnonzero(~((labels >= 0) & (labels < num_classes)))
     if len(wrong):
+        label = labels[wrong[0]]
+        change = "a larger --num-classes" if label >= 0 else "labels of 0 or more"
         raise DataError(
-            f"{uri}, row {first + wrong[0]}: label {labels[wrong[0]]} is not in 0..{num_classes - 1};"
-            " shard again with a larger --num-classes"
+            f"{uri}, row {first + wrong[0]}: label {label} is not in 0..{num_classes - 1}; shard again with {change}"
         )
 
 
