@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -602,6 +603,19 @@ def test_fewer_workers_resume_without_failures_of_others(tmp_path: Path, exchang
     virtual(tmp_path, steps=10, **values)
     result = virtual(tmp_path, options=RESUME, steps=30, **values | {"workers": 2})
     assert (result.num_workers, result.restarts["worker"]) == (2, 1)
+
+
+@pytest.mark.parametrize("field", ["bandwidth_mbps", "step_ms", "latency_ms"])
+def test_an_option_that_makes_times_infinite_is_refused(field: str) -> None:
+    value = 1e-320 if field == "bandwidth_mbps" else 1e308
+    with pytest.raises(UsageError, match=rf"--{field.replace('_', '-')} must be .*, got {re.escape(str(value))}"):
+        SimulationSettings(**{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["exponential:1e-320", "one-slow:1e308", "lognormal:1e200", "one-slow:0"])
+def test_a_profile_that_makes_times_infinite_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"must be a positive number of 1e-100 to 1e\+100, got"):
+        parse_profile(text)
 
 
 def test_two_deaths_of_a_worker_last_as_long_as_the_longer(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from trainer.simulation.failures import FORM, Failure, parse_failures
 from trainer.simulation.profiles import Homogeneous, Profile, parse_profile
 
 STEP_TIMES = ("profile", "step_ms", "schedule_seed")  # fields
+LONGEST_MS = 1e100  # of an option, so that no sum of times is infinite
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,21 @@ class SimulationSettings(Spec):
         parse=parse_profile,
         shown="homogeneous",
     )
-    step_ms: float = option(100.0, "milliseconds per ordinary step", metavar="MS", above=0, advanced=True)
-    latency_ms: float = option(0.0, "milliseconds per message", metavar="MS", least=0, advanced=True)
+    step_ms: float = option(
+        100.0,
+        "milliseconds per ordinary step",
+        metavar="MS",
+        above=0,
+        most=LONGEST_MS,
+        expected=f"a positive number of at most {LONGEST_MS:g}",
+        advanced=True,
+    )
+    latency_ms: float = option(0.0, "milliseconds per message", metavar="MS", least=0, most=LONGEST_MS, advanced=True)
     bandwidth_mbps: float | None = option(
         None,
         "megabits per second and direction of each server's link, which all workers share; without servers, of each"
         " worker's own link",
-        above=0,
+        least=1e-100,  # below it, a time could be infinite
         shown="unlimited",
         advanced=True,
     )

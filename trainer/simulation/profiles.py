@@ -17,6 +17,7 @@ from pipeline.core.seeds import Purpose, generator
 
 # Virtual cores of the nine machines of the thesis's cluster #C2. Step times are inversely proportional to them.
 C2_CORES = (8, 8, 8, 8, 8, 4, 4, 2, 2)
+MOST = 1e100  # parameter of a profile
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,16 @@ class Profile:
             raise UsageError(f"--profile {self.name} takes no parameter after a colon, got {self.parameter}")
 
     def number(self, meaning: str) -> float:
-        """Return the parameter as a positive number. Raises UsageError."""
+        """Return the parameter as a positive number with which no time is infinite. Raises UsageError."""
         try:
             value = float(self.parameter)
         except ValueError:
             value = 0.0
-        if not 0 < value < float("inf"):
-            raise UsageError(f"--profile {self.form}: {meaning} must be a positive number, got {self.parameter!r}")
+        if not 1 / MOST <= value <= MOST:
+            raise UsageError(
+                f"--profile {self.form}: {meaning} must be a positive number of {1 / MOST:g} to {MOST:g}, got"
+                f" {self.parameter!r}"
+            )
         return value
 
 
