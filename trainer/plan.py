@@ -140,7 +140,7 @@ def plan(
         worker_batches=batches,
         effective_batch=sum(batches),
         learning_rate=config.learning_rate,
-        worker_rate=config.learning_rate / workers * config.protocol.weight(0, workers),
+        worker_rate=_worker_rate(config, workers),
         momentum=config.coefficient,
         optimiser=config.optimiser.optimiser,
         looks_ahead=config.optimiser.momentum_rule != "nesterov" and config.momentum_of(workers).at_once > 0,
@@ -215,6 +215,17 @@ def check_shares(config: Config, num_workers: int, ratios: Ratios = ()) -> None:
         )
     for stage in config.stage_configs():
         stage.protocol.check(num_workers)
+
+        # The table of the plan divides by it.
+        if not _worker_rate(stage, num_workers):
+            raise UsageError(
+                f"--learning-rate {stage.learning_rate:g}, divided by {num_workers} workers, is 0: give a larger rate"
+            )
+
+
+def _worker_rate(config: Config, num_workers: int) -> float:
+    """Return the factor of a fresh gradient in an update. config: of a stage."""
+    return config.learning_rate / num_workers * config.protocol.weight(0, num_workers)
 
 
 def smallest_pass(config: Config, num_workers: int, ratios: Ratios = ()) -> int:

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from pipeline.core.arrays import Floats
+from pipeline.core.errors import UsageError
 from tests.support.graphs import connected_graphs, links_of, mixing_matrix
 from trainer.exchange.link_weights import SampledGraph, constant_weight, extremes
+from trainer.exchange.matcha import MATCHA
 from trainer.exchange.matchings import Matching, are_interchangeable, find_matchings
 from trainer.exchange.topologies import Link, build_links
 
@@ -191,3 +193,10 @@ def test_the_gradient_of_a_disconnected_mean_graph() -> None:
     complete = SampledGraph(find_matchings("complete", 6, build_links("complete", 6)), 6)
     assert complete.connectivity(np.ones(5))[0] == pytest.approx(6)
     assert complete.connectivity(np.ones(5))[1].sum() == pytest.approx(6)  # v' L v of a unit vector with sum 0
+
+
+def test_a_budget_for_no_link_at_all_is_refused() -> None:
+    """Find weights for the least budget, which are far from the largest floats."""
+    with pytest.raises(UsageError, match=r"--budget must be at least 1e-06 and at most 1, got 1e-300"):
+        MATCHA(budget=1e-300)
+    assert MATCHA(budget=1e-6).plan(8, 0)

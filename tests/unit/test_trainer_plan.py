@@ -16,7 +16,7 @@ from tests.support.configs import change, make_config
 from trainer.config import Config, RunFacts
 from trainer.models import MODELS
 from trainer.options import Options, Role, all_roles, parse_roles
-from trainer.plan import describe, plan
+from trainer.plan import check_shares, describe, plan
 from trainer.protocols import PROTOCOLS
 
 
@@ -138,6 +138,15 @@ def test_what_cannot_be_shared_out_is_refused() -> None:
         planned(12, batch_size=11)
     with pytest.raises(UsageError, match="--servers 11 is more than the 10 parameters"):
         planned(2, parameters=10, servers=11)
+
+
+def test_a_rate_whose_share_is_zero_is_refused() -> None:
+    config = make_config(learning_rate=5e-324, batch_size=12)
+    check_shares(config, 1)
+    with pytest.raises(
+        UsageError, match=r"--learning-rate 4.94066e-324, divided by 4 workers, is 0: give a larger rate"
+    ):
+        check_shares(config, 4)
 
 
 def test_the_table_names_the_mini_batch_and_the_applied_rate() -> None:

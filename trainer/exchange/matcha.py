@@ -23,7 +23,7 @@ class MATCHA(NeighbourExchange):
     summary: ClassVar[str] = "like d-psgd, with some of the links in each round, drawn at random"
 
     budget: float = option(
-        0.5, "mean share of the graph's matchings that a round uses; 1 is d-psgd", metavar="SHARE", above=0, most=1
+        0.5, "mean share of the graph's matchings that a round uses; 1 is d-psgd", metavar="SHARE", least=1e-6, most=1
     )
 
     def plan(self, num_workers: int, seed: int) -> TopologyPlan:
