@@ -9,6 +9,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.machine import usable_cores
 from pipeline.core.reporting.tables import two_column_table
 from pipeline.core.shardset.ratios import Ratios, ratios_text
+from pipeline.core.sizes import bytes_in_words
 from trainer.config import ADAM, SGD, Config, RunFacts
 from trainer.coordination.schedules import COSINE, INVERSE_SQRT, drops
 from trainer.exchange.all_reduce import AllReduce
@@ -215,7 +216,6 @@ def check_shares(config: Config, num_workers: int, ratios: Ratios = ()) -> None:
         )
     for stage in config.stage_configs():
         stage.protocol.check(num_workers)
-
         # The table of the plan divides by it.
         if not _worker_rate(stage, num_workers):
             raise UsageError(
@@ -289,12 +289,13 @@ def _batches(plan: RunPlan) -> str:
 def _messages(plan: RunPlan) -> tuple[str, str]:
     """Return the line about the messages of a step."""
     if plan.has_own_models:
-        parameters_mb = plan.num_parameters * FLOAT_BYTES / 1e6
-        return plan.exchange, f"{parameters_mb:.3g} MB from each worker to each of its neighbours in a round"
+        size = bytes_in_words(plan.num_parameters * FLOAT_BYTES)
+        return plan.exchange, f"{size} from each worker to each of its neighbours in a round"
+    push_bytes = plan.push_mb * 1e6
     if plan.exchange == AllReduce.name:
-        sent_mb = 2 * (plan.num_workers - 1) / plan.num_workers * plan.push_mb
-        return plan.exchange, f"{sent_mb:.2f} MB from each worker in a step, and as much to it"
-    return "push", f"{plan.push_mb:.2f} MB over {_count(plan.num_servers, 'server')}, and as much back"
+        size = bytes_in_words(2 * (plan.num_workers - 1) / plan.num_workers * push_bytes)
+        return plan.exchange, f"{size} from each worker in a step, and as much to it"
+    return "push", f"{bytes_in_words(push_bytes)} over {_count(plan.num_servers, 'server')}, and as much back"
 
 
 def _rates(plan: RunPlan) -> str:

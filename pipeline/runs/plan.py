@@ -27,6 +27,7 @@ from pipeline.clustering.points import ONE_TASK_BYTES
 from pipeline.clustering.reduction import arrivals
 from pipeline.clustering.similarity import similarity_bytes
 from pipeline.core.errors import UsageError
+from pipeline.core.sizes import bytes_in_words
 from pipeline.input.dataset import NEAR_BYTES
 from pipeline.strategies.hash import MOST_BUCKETS, rows_to_sample
 
@@ -301,7 +302,8 @@ def warnings(estimate: CostEstimate, memory_a_task: int) -> list[str]:
             " and the manifest lists all files"
         )
     if estimate.manifest_bytes > 100 << 20:
-        lines.append(f"the manifest has {estimate.manifest_bytes >> 20:,} MB, which every reader reads completely")
+        size = bytes_in_words(estimate.manifest_bytes)
+        lines.append(f"the manifest has {size}, which every reader reads completely")
     if shape.rows // shape.workers < 100:
         lines.append(f"about {shape.rows // shape.workers} rows per worker, so each file consists mostly of its footer")
     return lines

@@ -27,6 +27,12 @@ def test_the_largest_sizes_are_planned_and_what_does_not_fit_is_said() -> None:
         assert sign in text
 
 
+def test_a_large_manifest_is_told_in_decimal_units() -> None:
+    large = plan(Shape(10**9, 1_000_000, 3072))
+    (line,) = (line for line in warnings(large, 2 << 30) if "the manifest has" in line)
+    assert line == f"the manifest has {large.manifest_bytes / 1e6:.0f} MB, which every reader reads completely"
+
+
 def test_a_class_too_large_for_a_task_is_reported_before_a_run() -> None:
     """A class that no task holds is said before a run of submodular."""
     small = plan(Shape(50_000, 8, 3072, components=64, blocks=8))

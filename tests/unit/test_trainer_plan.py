@@ -165,3 +165,16 @@ def test_the_table_names_the_mini_batch_and_the_applied_rate() -> None:
     assert "bsp applies 0.1 to the mean of 2 pushes; divided by the square root of t in mini-batch t\n" in text_of_root
     columns = [re.match(r" +\S+( \S+)* {2,}", line) for line in text.splitlines()]
     assert len({column and column.end() for column in columns}) == 1
+
+
+@pytest.mark.parametrize(
+    ("exchange", "line"),
+    [
+        ("parameter-server", "push           4.1 kB over 1 server, and as much back"),
+        ("all-reduce", "all-reduce     6.1 kB from each worker in a step, and as much to it"),
+        ("d-psgd", "d-psgd         4.1 kB from each worker to each of its neighbours in a round"),
+    ],
+)
+def test_the_size_of_a_message_has_its_unit(exchange: str, line: str) -> None:
+    """Word the 1014 parameters and 10 statistics of a small model without a rounding to 0.00 MB."""
+    assert line in describe(planned(4, parameters=1014, exchange=exchange))
