@@ -129,9 +129,9 @@ def config_of(args: argparse.Namespace) -> Config:
     protocol = member_from_flags(PROTOCOLS, "--protocol", args)
     if exchange.protocol or exchange.stages():
         # Here, because the configuration cannot tell a protocol that was given from the default.
-        if "protocol" in args.names_in_argv or (
-            "protocol" in args.names_given and "exchange" not in args.names_in_argv
-        ):
+        # The default in a file is no contradiction: a copy of conf/trainer.toml has it.
+        of_one_file = "exchange" not in args.names_in_argv and args.protocol != ASP.name
+        if "protocol" in args.names_in_argv or of_one_file:
             has = "protocols of its own" if exchange.stages() else "no protocols"
             raise UsageError(f"--exchange {exchange.name} has {has}: leave out --protocol {args.protocol}")
         protocol = ASP()  # an exchange on the command line overrides the protocol of a file

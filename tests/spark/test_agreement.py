@@ -106,7 +106,7 @@ def test_cifar100_reports_neighbourhoods_beside_fine_labels(spark: SparkSession,
 
 @pytest.mark.full
 def test_compare_tells_bytes_and_agreement(spark: SparkSession, source: Source, tmp_path: Path) -> None:
-    flags = ["--input", source[0], "--output", tmp_path / "c", "--workers", 3, *SMALL[:-1], "--no-report"]
+    flags = ["--input", source[0], "--output", tmp_path / "c", "--workers", 3, *SMALL[:-1]]
     flags += ["--strategies", "hash,stratified", "--components", 8, "--functions", 5]
     done = run_job("compare.py", *flags, "--variants", "exact=distribution_aware")
     assert done.code == 0, done.err

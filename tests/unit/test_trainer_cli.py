@@ -97,6 +97,8 @@ def test_an_exchange_wins_over_the_protocol_of_a_file(tmp_path: Path, exchange: 
     assert config == parsed("--steps", 7, "--exchange", exchange)[0]
     with pytest.raises(UsageError, match=f"^--exchange {exchange} has .*: leave out --protocol ssp$"):
         parsed(*flags, "--protocol", "ssp")
+    file.write_text(f'protocol = "asp"\nexchange = "{exchange}"\n')
+    assert parsed("--steps", 7, "--config", file)[0] == config
     file.write_text(f'protocol = "ssp"\nexchange = "{exchange}"\n')
     with pytest.raises(UsageError, match=f"^--exchange {exchange} has .*: leave out --protocol ssp$"):
         parsed("--steps", 7, "--config", file)
