@@ -130,14 +130,14 @@ def config_of(args: argparse.Namespace) -> Config:
     if exchange.protocol or exchange.stages():
         # Here, because the configuration cannot tell a protocol that was given from the default.
         # The default in a file is no contradiction: a copy of conf/trainer.toml has it.
-        of_one_file = "exchange" not in args.names_in_argv and args.protocol != ASP.name
+        of_one_file = "exchange" not in args.names_in_argv and args.protocol not in (ASP.name, exchange.protocol)
         if "protocol" in args.names_in_argv or of_one_file:
             has = "protocols of its own" if exchange.stages() else "no protocols"
             raise UsageError(f"--exchange {exchange.name} has {has}: leave out --protocol {args.protocol}")
         protocol = ASP()  # an exchange on the command line overrides the protocol of a file
     _check_partners(args, exchange, protocol)
     # Here, because the configuration fills in the default of the model.
-    if is_reference(args.optimiser) and args.momentum is not None:
+    if is_reference(args.optimiser) and "momentum" in args.names_in_argv:
         raise UsageError(
             f"--momentum {args.momentum:g} is not passed to --optimiser {args.optimiser}: leave it out, and set it in the"
             " function"

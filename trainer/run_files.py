@@ -5,6 +5,7 @@ METRICS = "metrics.jsonl"  # an event a line
 PUSHES = "pushes.csv"  # a pushed gradient a line
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
+PREPARE_LOG = "prepare.log"  # in LOGS; of the leading host, if several share the folder
 TENSORBOARD = "tensorboard"
 # of the end, and of the best evaluation
 MODEL = "model.safetensors"

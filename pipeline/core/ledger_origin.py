@@ -34,6 +34,6 @@ def warning_of(place: str, files: Iterable[pq.FileMetaData], fingerprint: int | 
     if not others:
         return ""
     return (
-        f"warning: {place} is of rows with fingerprint {', '.join(others)}, and these rows have {expected}: losses are given"
+        f"{place} is of rows with fingerprint {', '.join(others)}, and these rows have {expected}: losses are given"
         " to rows by their positions, so check that only content of rows has changed, such as labels"
     )

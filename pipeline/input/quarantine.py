@@ -87,6 +87,11 @@ def repeat_quarantine(store: Store, path: str, change: QuarantineChange) -> None
         store.delete(path)
 
 
+def count_records(content: bytes) -> int:
+    """Return the number of records in the lines of a quarantine file."""
+    return sum(int(parse_object(text).get("records", 0)) for text in content.decode().split("\n") if text)
+
+
 def lines_of(bad_records: Sequence[BadRecord]) -> list[dict[str, object]]:
     return [
         {"source": entry.source, "record": entry.record, "records": entry.records, "reason": entry.reason}

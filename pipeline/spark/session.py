@@ -20,7 +20,7 @@ from threading import RLock, Thread, current_thread, main_thread
 from types import FrameType
 from typing import NoReturn
 
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
@@ -208,8 +208,9 @@ def _ended_jvm_is_error() -> Iterator[None]:
     except (ConnectionError, Py4JError) as error:
         if follows_interrupt(error):  # Ctrl-C ends the JVM too
             raise
-        # An answer of the JVM, or a pipe of this process that was closed, is no sign of its end.
-        wait_s = 0.0 if isinstance(error, Py4JJavaError | BrokenPipeError) else JVM_END_S
+        # Others are answers of the JVM, or of connections to other machines.
+        is_lost = isinstance(error, Py4JNetworkError | ConnectionRefusedError)
+        wait_s = JVM_END_S if is_lost else 0.0
         if (end := jvm_end(wait_s)) is None:
             raise
         memory = bytes_in_words(usable_memory())

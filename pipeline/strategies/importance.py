@@ -161,7 +161,7 @@ class Importance(Strategy):
             counts = count_losses(context.images.context, ledger, self.ignore_epochs)
             context.report(f"{sum(counts.values()):,} losses of {len(counts)} epochs from {min(counts)} on")
         if warning := ledger.warning(context.scan.fingerprint):
-            logger.warning(warning)
+            logger.warning(f"warning: {warning}")
         # All rows are one group, whose deal gives the shares of the workers.
         table = group_table(np.array([dataset.rows]), context.num_workers, ratios=context.ratios)
         with context.phase("importance"):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import importlib
+import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -20,9 +22,12 @@ from unittest.mock import Mock
 
 import numpy as np
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.core.errors import DataError, JobError, UsageError
+from pipeline.core.ledger_origin import with_origin
 from tests.support.configs import make_config
 from tests.support.slow_model import SLOW, SLOWLY_PREPARED
 from tests.support.trainer_runs import End, Training, helper, train_here, until
@@ -34,8 +39,9 @@ from trainer.launch.child import UNFINISHED, Child
 from trainer.launch.fork_server import FORK_SERVER, ForkServer, ProcessKilledError
 from trainer.launch.leaving import Patience
 from trainer.launch.restarts import Restarts, pause_s
-from trainer.launch.run import PREPARE_LOG, preparation_log, prepare
+from trainer.launch.run import preparation_log, prepare
 from trainer.protocols import PROTOCOLS
+from trainer.run_files import PREPARE_LOG
 
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report", "--quiet")
 STEPS = 300
@@ -188,6 +194,28 @@ def test_hosts_that_share_a_folder_are_refused_alike(tmp_path: Path, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("other", [0, 1])
+def test_a_run_warns_of_an_example_table_of_other_rows(
+    shards: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], other: int
+) -> None:
+    """The process that prepares reads the table, and the one that the user sees has the warning."""
+    folder = tmp_path / "set"
+    shutil.copytree(shards, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    entry = {"uri": "in", "format": "npz", "files": 1, "bytes": 1, "rows": manifest["rows"]}
+    entry["fingerprint"] = f"{manifest['rows']}-{7:016x}"
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"input": entry}))
+    columns = {"id": pa.array([0], pa.int64()), "weight": pa.array([1.0])}
+    table = pa.table(columns, with_origin(pa.schema([("id", pa.int64()), ("weight", pa.float64())]), 7 + other))
+    pq.write_table(table, tmp_path / "table.parquet")
+    values = {"model": "logistic", "sampling": "weighted", "example_table": str(tmp_path / "table.parquet")}
+    context = RunContext.from_config(make_config(folder, output=str(tmp_path / "run"), **values))
+    (tmp_path / "run").mkdir()
+    prepare(context, Folders.from_home(tmp_path / "run"), computes=True, home=None, write=False)
+    line = f"warning: --example-table {tmp_path}/table.parquet is of rows with fingerprint {8:016x}"
+    assert (line in capfd.readouterr().err) == (other == 1)
+
+
 def test_a_set_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     """A part of a run on a cluster opens its set for the first time here."""
     context = RunContext.from_config(make_config(tmp_path / "none", output=str(tmp_path / "run")), digest="0123")
@@ -330,7 +358,6 @@ import os, time, torch
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import ClassVar
 from trainer.protocols.bsp import BSP
 

@@ -126,8 +126,14 @@ def end_of_job(
 
 @pytest.mark.parametrize(
     ("earlier", "meanwhile", "expected"),
-    [(["other"], [], ["other"]), ([], ["other"], ["other"]), ([], ["bad"], ["bad"]), ([], [], [])],
-    ids=["earlier", "later", "the same", "none"],
+    [
+        (["other"], [], ["other"]),
+        ([], ["other"], ["other"]),
+        ([], ["bad"], ["bad"]),
+        (["old", "older"], ["bad"], ["bad"]),
+        ([], [], []),
+    ],
+    ids=["earlier", "later", "the same", "the same after an old set", "none"],
 )
 def test_a_refused_job_leaves_the_list_of_another_set(
     earlier: list[str], meanwhile: list[str], expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -467,7 +467,7 @@ def test_each_start_is_told_with_its_own_host() -> None:
 
 
 def test_workers_that_a_resume_changes_lead_over_nobody() -> None:
-    """Begin with two workers, add a third one, and go on with the first two."""
+    """Begin with two workers, add a third one, go on with the first two, and add it again."""
     nothing: Any = {
         "version": 1,
         "loss": None,
@@ -477,7 +477,12 @@ def test_workers_that_a_resume_changes_lead_over_nobody() -> None:
         "images_per_s": None,
     }
     live: list[Any] = []
-    for workers, parts in ((2, [[3, 4], [6, 8]]), (3, [[7, 9], [8, 10, 8]]), (2, [[12, 14]])):
+    for workers, parts in (
+        (2, [[3, 4], [6, 8]]),
+        (3, [[7, 9], [8, 10, 8]]),
+        (2, [[12, 14]]),
+        (3, [[13, 15], [14, 16, 14]]),
+    ):
         live.append(StartEvent(plan={"num_workers": workers}))
         for clocks in parts:
             entries = [{"index": index, "clock": clock} for index, clock in enumerate(clocks)]
@@ -486,9 +491,9 @@ def test_workers_that_a_resume_changes_lead_over_nobody() -> None:
     present = history.present_workers(live, 3)
     table = history.clock_table(trains, 3, [present[id(event)] for event in trains])
     nan = math.nan
-    expected = [[3, 4, nan], [6, 8, nan], [7, 9, nan], [8, 10, 8], [12, 14, nan]]
+    expected = [[3, 4, nan], [6, 8, nan], [7, 9, nan], [8, 10, 8], [12, 14, nan], [13, 15, nan], [14, 16, 14]]
     np.testing.assert_array_equal(table, expected)
-    lines = figures.clocks(np.array([1.0, 2, 3, 4, 5]), table, 2, []).axes[1].lines
+    lines = figures.clocks(np.arange(7, dtype=np.float64), table, 2, []).axes[1].lines
     assert max(float(np.nanmax(line.get_ydata())) for line in lines) == 2, "no lead over a worker that is not there"
 
 

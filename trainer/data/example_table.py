@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 
 import numpy as np
@@ -23,17 +22,24 @@ ID = "id"
 EPOCH = "epoch"
 SUFFIX = ".parquet"
 
-logger = logging.getLogger(__name__)
 
+def check_table(sampler: Sampler) -> None:
+    """Check that the table of a sampler, if it has one, can be opened and has the columns.
 
-def check_table(sampler: Sampler, fingerprint: int | None = None) -> None:
-    """Check that the table of a sampler, if it has one, can be opened and has the columns. Raises DataError.
-
-    Reads its files, and warns if they name other rows. fingerprint: of the rows that the run trains on, None if unknown."""
+    Reads the footers of its files. Raises DataError."""
     if sampler.table_uri:
-        files = [file.metadata for file in _open_files(sampler.table_uri, sampler.column)]
-        if warning := warning_of(f"--example-table {sampler.table_uri}", files, fingerprint):
-            logger.warning(warning)
+        for _ in _open_files(sampler.table_uri, sampler.column):
+            pass
+
+
+def table_warning(sampler: Sampler, fingerprint: int | None) -> str:
+    """Return a warning if the first file of a sampler's table names other rows, else an empty text. Raises DataError.
+
+    fingerprint: of the rows that the run trains on, None if unknown."""
+    if not sampler.table_uri:
+        return ""
+    first = next(_open_files(sampler.table_uri, sampler.column))
+    return warning_of(f"--example-table {sampler.table_uri}", [first.metadata], fingerprint)
 
 
 def values_of(sampler: Sampler, ids: Ints) -> npt.NDArray[np.float64] | None:

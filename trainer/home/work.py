@@ -31,7 +31,7 @@ from trainer.home.segments import (
     list_segments,
     merge,
 )
-from trainer.run_files import LOGS, METRICS, NEWS, TENSORBOARD
+from trainer.run_files import LOGS, METRICS, NEWS, PREPARE_LOG, TENSORBOARD
 
 COPY_S = 30.0
 BOARD_S = 120.0
@@ -206,7 +206,7 @@ class WorkFolder:
         """Copy the last LOG_BYTES of every process's log to the home."""
         for path in sorted((self.folders.work / LOGS).glob("*.log")):
             # Every host has a prepare.log; the home gets the leading host's.
-            if self.folders.leads or path.name != "prepare.log":
+            if self.folders.leads or path.name != PREPARE_LOG:
                 with open(path, "rb") as file:
                     file.seek(max(0, path.stat().st_size - LOG_BYTES))
                     write_whole(self.folders.home / LOGS / path.name, file.read())

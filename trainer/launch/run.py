@@ -36,13 +36,11 @@ from trainer.lifecycle.row_storage import host_reads, row_storage
 from trainer.options import Options, Role
 from trainer.plan import describe, plan
 from trainer.report.metrics import RunMetrics
-from trainer.run_files import LOGS
+from trainer.run_files import LOGS, PREPARE_LOG
 from trainer.runlog.result import Result
 from trainer.transport.addresses import local_addresses
 from trainer.transport.bodies.json_object import unpack_json
 from trainer.transport.sockets import IN_CLEAR, Secret
-
-PREPARE_LOG = "prepare.log"
 
 
 def run(
@@ -200,8 +198,10 @@ def prepare(
             raise
         else:
             FORK_SERVER.losses.clear()  # counted above; the supervisor counts later ones
-            if log_name != PREPARE_LOG and not log.stat().st_size:
-                log.unlink()
+            # The leading host may have deleted it, as it clears the folder for --overwrite.
+            with suppress(FileNotFoundError):
+                if log_name != PREPARE_LOG and not log.stat().st_size:
+                    log.unlink()
             return facts
 
 
@@ -225,7 +225,10 @@ def _prepared(context: RunContext, log: Path, home: Place | None, *, write: bool
             while not own_end.poll(POLL_S):
                 if child.hangs(config.heartbeat_timeout_s):
                     child.kill()
-            return RunFacts.from_json(unpack_json(own_end.recv_bytes()))
+            reply = unpack_json(own_end.recv_bytes())
+            for text in reply.pop("warnings"):
+                console.say("sharding.training", text, text=f"warning: {text}", level="warning")
+            return RunFacts.from_json(reply)
         except EOFError:
             child.join()
         finally:

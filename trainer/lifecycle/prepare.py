@@ -14,7 +14,7 @@ from trainer.checkpoints.read import newest_state, versions
 from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import delete_mark, mark_final, write_model, write_state
 from trainer.config import Config, RunFacts
-from trainer.data.example_table import check_table
+from trainer.data.example_table import check_table, table_warning
 from trainer.data.gossip import check_gossip
 from trainer.data.holdout import trained_fingerprint
 from trainer.data.mean_image import check_subtracted_mean
@@ -40,7 +40,7 @@ from trainer.transport.bodies.json_object import pack_json
 
 
 def main(config: Config, digest: str, home: Place | None, write: bool, computes: bool, answer: Connection) -> None:
-    """Send the facts of the run as JSON, check its newest checkpoint, and write a first one if there is none.
+    """Send the facts of the run and warnings as JSON, check its newest checkpoint, and write a first one if there is none.
 
     Runs in its own process, so that the supervisor loads neither torch nor a model. Raises UsageError and DataError.
 
@@ -69,7 +69,8 @@ def main(config: Config, digest: str, home: Place | None, write: bool, computes:
         ensure_checkpoint(config, facts, flat.read(), home)
     elif home and (state := newest_state(home / CHECKPOINTS)):
         _check_checkpoint(config, facts, home / CHECKPOINTS, state)
-    answer.send_bytes(pack_json(facts.to_json()))
+    warnings = [text] if (text := table_warning(config.sampler, fingerprint)) else []
+    answer.send_bytes(pack_json(facts.to_json() | {"warnings": warnings}))
 
 
 def check_network(config: Config, network: NetworkAndTask, shards: Shards, num_workers: int) -> None:
@@ -169,7 +170,7 @@ def check_sampler(config: Config, shards: Shards, num_workers: int, *, targets: 
         partition_plan(config, shards, num_workers)
     check_gossip(config, shards, num_workers)
     config.sampler.check(has_classes=shards.has_labels and not targets, has_neighbourhoods=shards.has_neighbourhoods)
-    check_table(config.sampler, trained_fingerprint(shards, config))
+    check_table(config.sampler)
     if isinstance(config.sampler, TableSampler) and config.sampler.validates:
         check_validation(config.sampler, shards)
 

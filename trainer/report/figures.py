@@ -164,7 +164,7 @@ def consensus(epoch: Floats, distance: Floats, sent_bytes: Floats) -> Figure:
     left.plot(thin(epoch), thin(finite(distance)), color=BLUE, **dots)
     left.set(xlabel="epoch", ylabel="distance", xlim=(0, None), ylim=(0, None))
     right.plot(thin(epoch), thin(sent_bytes / 1e6), color=GREEN, **dots)
-    right.set(xlabel="epoch", ylabel="MB sent", xlim=(0, None), ylim=(0, None))
+    right.set(xlabel="epoch", ylabel="MB of models sent", xlim=(0, None), ylim=(0, None))
     for ax in (left, right):
         few_ticks(ax.xaxis)
     return figure

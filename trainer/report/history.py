@@ -121,11 +121,15 @@ def clock_table(trains: Sequence[TrainEvent], num_workers: int, present: Sequenc
         for worker in event.workers:
             if worker["index"] < num_workers:
                 table[row, worker["index"]] = worker["clock"]
-    clocks: Floats = pd.DataFrame(table).ffill().to_numpy(copy=True)
+    # A clock is carried on only as long as a worker is there, which may leave and come back.
+    is_there = np.arange(num_workers) < np.asarray(present)[:, None]
+    stays = np.cumsum(~is_there, axis=0)
+    clocks: Floats = np.stack(
+        [pd.Series(table[:, worker]).groupby(stays[:, worker]).ffill().to_numpy() for worker in range(num_workers)],
+        axis=1,
+    )
     # Workers that the run began with have a clock of 0 before their first step.
-    began = clocks[:, : present[0]]
-    began[np.isnan(began)] = 0
-    clocks[np.arange(num_workers) >= np.asarray(present)[:, None]] = np.nan
+    clocks[np.isnan(clocks) & (stays == 0)] = 0
     return clocks
 
 

@@ -10,12 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from pipeline.core import console
 from pipeline.core.errors import DivergenceError, JobError, UsageError
 from pipeline.core.shardset.ratios import Ratios
 from trainer.checkpoints.read import newest_state, unevaluated
 from trainer.checkpoints.write import mark_evaluated
 from trainer.config import CHANNEL, CROP_FLIP, Config, RunFacts
 from trainer.context import RunContext
+from trainer.data.example_table import table_warning
+from trainer.data.holdout import trained_fingerprint
 from trainer.data.network import build_network
 from trainer.exchange.all_reduce import adds_by_torch
 from trainer.home.folders import Folders
@@ -144,6 +147,8 @@ def _check(context: RunContext, num_workers: int, root: Path | None) -> None:
     pick_device(config.processes.device, 0)
     network = build_network(config, shards)
     check_network(config, network, shards, num_workers)
+    if warning := table_warning(config.sampler, trained_fingerprint(shards, config)):
+        console.say("sharding.training", warning, text=f"warning: {warning}", level="warning")
     flat = FlatModel(network.model)
     if root and (state := newest_state(root)):
         check_size(flat.num_parameters + flat.num_buffers, root, state)

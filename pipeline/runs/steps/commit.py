@@ -15,6 +15,7 @@ from pipeline.core.shardset.parts import Evaluation, Input, Worker
 from pipeline.core.storage.retries import with_retries
 from pipeline.input.quarantine import (
     QuarantineChange,
+    count_records,
     lines_of,
     path_of,
     repeat_quarantine,
@@ -164,7 +165,10 @@ def _settle_list(run: ShardingRun, goal: SetGoal, attempt: Attempt, change: Quar
         repeat_quarantine(run.store, path, change)
         return
     # Another job that has committed meanwhile either wrote its list earlier, which is restored, or it wrote a list of the
-    # same content afterwards, as for the same input. Then there was none before this run's.
-    if committed and committed != goal.before and committed.manifest.input.quarantined and not change.before:
-        return
+    # same content afterwards, as for the same input. Then the list before this run's is not its own, or there was none.
+    if committed and committed != goal.before:
+        expected = committed.manifest.input.quarantined
+        before, after = count_records(change.before), count_records(change.after)
+        if expected and (not change.before or before != after == expected):
+            return
     restore_quarantine(run.store, path, change)

@@ -235,11 +235,8 @@ def published_ratios(analysis: Analysis, setting: StudySetting) -> list[str]:
             worth = f_interval(ratio, RUNS)
             low, high = ours.sd_ratio_f
             text = f"{number(ratio)} for {name} ({interval(worth)}), here {number(low)} to {number(high)}"
-            if ours.sd_ratio > 0 and math.isfinite(ours.sd_ratio):
-                relative = compare_ratios(ratio, RUNS, ours.sd_ratio, ours.n)
-                text += (
-                    f", {number(relative.value)} times ours ({interval(relative.interval)}, p {p_value(relative.p)})"
-                )
+            relative = compare_ratios(ratio, RUNS, ours.sd_ratio, ours.n)
+            text += f", {number(relative.value)} times ours ({interval(relative.interval)}, p {p_value(relative.p)})"
             clauses.append(text)
     about = (
         f"The paper's ratios of standard deviations, from {RUNS} runs per side of ResNet-56{where(analysis, setting)}"

@@ -39,7 +39,7 @@ NAMES = {
     "worst_class_accuracy": "accuracy of the worst class",
     "worst_neighbourhood_accuracy": "accuracy of the worst neighbourhood",
     "seconds": "training time, s",
-    "sent_bytes": "bytes of parameters sent",
+    "sent_bytes": "bytes of gradients and parameters sent",
 }
 IN_SHORT = "In short"  # the caption of a table that answers the question of the study
 VALUES = ("runs", "mean", "95 %", "sd", "variance", "least", "most")
@@ -105,7 +105,11 @@ def answer_table(analysis: Analysis, setting: StudySetting) -> Table:
         costs += [number(median(sharding)) if sharding else "-"] if analysis.compared == "sharding" else []
         rows.append((member.name, mean, ratio, *costs, evidence(analysis, member)))
     base = analysis.baseline
-    costs_header = ("training, s", "parameters sent, MB", *(["sharding, s"] if analysis.compared == "sharding" else []))
+    costs_header = (
+        "training, s",
+        "gradients and parameters sent, MB",
+        *(["sharding, s"] if analysis.compared == "sharding" else []),
+    )
     header = (
         analysis.compared, f"mean - mean of {base}, points (95 %)", f"sd of {base} / sd (95 %)", *costs_header, "evidence",
     )  # fmt: skip
