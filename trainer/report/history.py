@@ -121,15 +121,10 @@ def clock_table(trains: Sequence[TrainEvent], num_workers: int, present: Sequenc
         for worker in event.workers:
             if worker["index"] < num_workers:
                 table[row, worker["index"]] = worker["clock"]
-    # A clock is carried on only as long as a worker is there, which may leave and come back.
+    # A clock is carried on only as long as a worker is there, which may leave and come back: infinity stops it.
     is_there = np.arange(num_workers) < np.asarray(present)[:, None]
-    stays = np.cumsum(~is_there, axis=0)
-    clocks: Floats = np.stack(
-        [pd.Series(table[:, worker]).groupby(stays[:, worker]).ffill().to_numpy() for worker in range(num_workers)],
-        axis=1,
-    )
-    # Workers that the run began with have a clock of 0 before their first step.
-    clocks[np.isnan(clocks) & (stays == 0)] = 0
+    clocks: Floats = pd.DataFrame(np.where(is_there, table, np.inf)).ffill().fillna(0).to_numpy(copy=True)
+    clocks[np.isinf(clocks)] = np.nan
     return clocks
 
 
