@@ -145,7 +145,7 @@ def _compare(args: argparse.Namespace, config: Config, simulated: SimulationSett
     if "protocol" in args.names_in_argv and ParameterServer.name not in contenders:
         raise UsageError(
             f"--compare names the protocols itself: leave out --protocol {config.protocol.name}, and write its values after"
-            f" colons, as in ssp:9 (--protocol is that of a contender {ParameterServer.name})"
+            f" colons, as in ssp:9 (--protocol is for a contender {ParameterServer.name})"
         )
     # The optimiser as given: the configuration contains the defaults of --protocol already.
     optimiser = from_flags(Optimiser, args)

@@ -193,3 +193,10 @@ def test_representative_orders_stay_level_after_a_change(rows: int, workers: int
     for parts in zip(*(each.parts for each in later), strict=True):
         counts = [np.bincount(labels[part], minlength=3) for part in parts]
         assert (np.ptp(counts, axis=0) <= 1).all()
+
+
+@pytest.mark.parametrize("groups", [None, np.arange(40) % 3])
+def test_a_part_of_a_pass_keeps_no_rows_of_others(groups: Any) -> None:
+    rule = PassRule(3) if groups is None else PassRule(3, RepresentativeSampler(), groups)
+    parts = rule.deal(np.arange(40), 4, 0, 0)
+    assert [part.base for part in parts] == [None] * 4

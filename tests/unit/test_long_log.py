@@ -19,11 +19,11 @@ from trainer.run_files import CONFIG, METRICS, PUSHES, REPORT, RESULT
 from trainer.runlog.events import COLUMNS
 from trainer.runlog.kinds.base import LogEvent
 from trainer.runlog.kinds.peers import GossipEvent, PoolEvent
-from trainer.runlog.kinds.run import RollbackEvent
+from trainer.runlog.kinds.run import RestartEvent, RollbackEvent
 from trainer.runlog.kinds.training import EpochEvent, TrainEvent
 from trainer.runlog.read import read_events, read_pushes, surviving_events
 from trainer.runlog.result import REPORTED, summarise
-from trainer.runlog.thinned import thinned, thinned_log
+from trainer.runlog.thinned import ThinnedLog, thinned, thinned_log
 
 WORKERS, SECONDS, ROWS, BLOCK = 140, 21_600, 2_500_000, 100_000
 MOST_BYTES = 600_000_000
@@ -67,6 +67,26 @@ def test_train_events_are_thinned_evenly_and_all_others_kept() -> None:
     assert max(np.diff(kept)) <= 4
     with_workers = [event for event in found if isinstance(event, TrainEvent) and event.workers]
     assert 128 <= len(with_workers) <= 512
+
+
+def test_many_incidents_do_not_thin_a_log_at_every_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The events before incidents stay, so that thinning again at once would drop nothing."""
+    times: list[int] = []
+    whole = ThinnedLog._thin
+
+    def count(log: ThinnedLog) -> None:
+        times.append(1)
+        whole(log)
+
+    monkeypatch.setattr(ThinnedLog, "_thin", count)
+    log: list[LogEvent] = []
+    for number in range(2_000):
+        log += [train(number), RestartEvent(role="worker", index=0)] if number < 500 else [train(number)]
+    found = thinned(log, 64)
+    assert len(times) < 100
+    versions = {event.version for event in found if isinstance(event, TrainEvent)}
+    assert versions >= {*range(500), 1_999}
+    assert len(versions) <= 500 + 64
 
 
 def test_a_short_log_is_not_thinned() -> None:

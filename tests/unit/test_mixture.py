@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core import command_line
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import DataError, UsageError
 from pipeline.core.storage.store import Store
 from pipeline.core.storage.uri import is_remote
 from tests.support.configs import make_config
@@ -374,6 +374,18 @@ def test_sets_that_cannot_be_mixed_are_one_line(sets: str, tmp_path: Path) -> No
         UsageError, match=r"no Parquet file, and no folder with any; .* or --mix, the share of each set"
     ):
         open_pinned(make_config(sets).data)
+
+
+def test_a_process_of_a_run_lists_no_files_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its start has listed a folder for each worker, and every file is checked when it is read."""
+    sets = [write_shards(tmp_path / name, [rows_of(20, 1)], EVAL_ROWS) for name in "ab"]
+    for data in (make_config(sets[0]).data, make_config(SEPARATOR.join(map(str, sets)), mix="1,1").data):
+        digest = open_pinned(data).digest
+        with monkeypatch.context() as patch:
+            patch.setattr("trainer.data.opening.missing_file", lambda *_: "a file is missing")
+            assert open_pinned(data, digest=digest).digest == digest
+            with pytest.raises(DataError, match=r"^a file is missing: the set is damaged"):
+                open_pinned(data)
 
 
 def config_from(*words: str) -> Config:

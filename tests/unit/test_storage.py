@@ -23,11 +23,11 @@ import pytest
 from pipeline.core.atomic import path_in_errors, write_durably
 from pipeline.core.errors import UsageError
 from pipeline.core.storage import hdfs as storage
-from pipeline.core.storage.files import SpooledWriter
+from pipeline.core.storage.files import FileInfo, SpooledWriter
 from pipeline.core.storage.hdfs import LOGIN_ADVICE, PROXY_USER, BufferedFile, HdfsFiles, HdfsWriter, parse_umask
 from pipeline.core.storage.local import DurableWriter
 from pipeline.core.storage.retries import NoTicketError, call_within, is_transient, unreadable_is_data_error
-from pipeline.core.storage.store import Store
+from pipeline.core.storage.store import REMOTE_CALLS, Store
 from pipeline.doctor.places import output_error
 from pipeline.spark.store import submitted_for
 from tests.support.places import STORE, files_below, folder_on, on_each, put
@@ -483,3 +483,28 @@ def test_only_a_full_disk_is_named_after_the_fact() -> None:
         raise OSError(errno.ECONNRESET, "reset")
     with pytest.raises(OSError, match=r"'/y'$"), path_in_errors("/x"):
         raise OSError(errno.ENOSPC, "full", "/y")
+
+
+def test_many_remote_folders_are_listed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing ends only when all calls that may be under way have begun."""
+    all_began = threading.Barrier(REMOTE_CALLS, timeout=30)
+
+    def list_folder(self: Store, uri: str) -> list[FileInfo]:
+        all_began.wait()
+        return [FileInfo(f"{uri}/a", 1, 0, False)]
+
+    monkeypatch.setattr(Store, "list", list_folder)
+    folders = [f"s3://bucket/worker={worker:03d}" for worker in range(REMOTE_CALLS)]
+    listings = STORE.list_all(reversed(folders))
+    assert [*listings] == folders[::-1]
+    assert all(entry.path == f"{folder}/a" for folder, (entry,) in listings.items())
+
+
+def test_local_folders_are_listed_without_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.core.storage.store.ThreadPoolExecutor", None)
+    (tmp_path / "a").mkdir()
+    missing = str(tmp_path / "b")
+    assert {folder: len(entries) for folder, entries in STORE.list_all([str(tmp_path), missing]).items()} == {
+        str(tmp_path): 1,
+        missing: 0,
+    }

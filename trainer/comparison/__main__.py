@@ -121,9 +121,10 @@ def read_run(uri: str) -> ComparedRun:
         except (KeyError, TypeError, ValueError, UsageError) as error:  # UsageError: a value of another version
             raise DataError(f"{place / CONFIG} is damaged, or of another version ({error})") from None
         # From the log and not from result.json, which an unfinished run does not have.
-        summary = summarise(thinned_log(place / METRICS), read_pushes(place / PUSHES))
+        events = thinned_log(place / METRICS)
+        summary = summarise(events, read_pushes(place / PUSHES))
     result = build(Result, summary | {"output": place})
-    return ComparedRun(uri, record, measure(uri, record.config, result))
+    return ComparedRun(uri, record, measure(uri, record.config, result, events))
 
 
 def describe_differences(runs: Sequence[ComparedRun]) -> str:

@@ -70,12 +70,18 @@ class Measurements:
     to_accuracy: float | None = None
 
 
-def measure(label: str, config: Config, result: Result) -> Measurements:
+def measure(label: str, config: Config, result: Result, events: Sequence[LogEvent]) -> Measurements:
     """Return the measurements of a run so far, without the times to a goal.
 
-    Its loss curve is the moving average over as many accepted pushes as there are workers."""
+    Its loss curve is the moving average over as many accepted pushes as there are workers.
+
+    Args:
+        label: see Measurements.
+        config: the configuration of the run.
+        result: its result.
+        events: its events; the ``train`` events may be thinned.
+    """
     pushes = result.pushes()
-    events = result.events()
     used = pushes[pushes["accepted"] == 1]
     loss = used["loss"].rolling(result.num_workers).mean().to_numpy()
     is_known = ~np.isnan(loss) & bool(np.nansum(loss))  # all False if no losses were computed: they are all 0 then

@@ -16,11 +16,13 @@ from trainer.data.opening import open_shards
 from trainer.data.shards import SET_BITS, Shards
 
 
-def open_mixture(uris: Sequence[str]) -> Shards:
+def open_mixture(uris: Sequence[str], *, lists_files: bool = True) -> Shards:
     """Open several sets as one, whose worker w has the shards w of all. Raises UsageError for sets that differ in form.
 
-    Ids of set k begin at k * 2^40. All their evaluation rows are evaluated. Raises as ``open_shards``."""
-    sets = [open_shards(uri) for uri in uris]
+    Ids of set k begin at k * 2^40. All their evaluation rows are evaluated. Raises as ``open_shards``.
+
+    lists_files: as for ``open_shards``."""
+    sets = [open_shards(uri, lists_files=lists_files) for uri in uris]
     first = sets[0]
     _check_apart(uris, sets)
     for other in sets[1:]:

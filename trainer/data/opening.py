@@ -20,11 +20,14 @@ from trainer.data.bare_shards import SUFFIX, bare_files, open_bare
 from trainer.data.shards import Shards
 
 
-def open_shards(uri: str) -> Shards:
+def open_shards(uri: str, *, lists_files: bool = True) -> Shards:
     """Open a committed set at a local path, ``hdfs://``, ``s3://`` or ``webhdfs://host:port/``, and check its manifest.
 
     Several paths, joined by SEPARATOR, or a Parquet file are shards without a manifest; see bare_shards.py. For a set,
-    reads no row; costs one read and one listing per worker. Raises DataError if the set is missing or damaged."""
+    reads no row; costs one read and one listing per worker. Raises DataError if the set is missing or damaged.
+
+    lists_files: whether all files of a set must be there; False without the listings, for a process of a run that has
+    listed them, as every file is checked when it is read."""
     uri = os.fspath(uri)  # a path of pathlib, from Python
     uris = uri.split(SEPARATOR)
     store = store_of(uris[0])
@@ -48,7 +51,7 @@ def open_shards(uri: str) -> Shards:
         _check_layout(shards)
         _check_workers(shards)
         with unreadable_is_data_error(shards.uri):
-            problem = missing_file(shards)
+            problem = missing_file(shards) if lists_files else None
             # An append or a replacement deletes files of the version that was read before it.
             is_replaced = problem is not None and with_retries(read_committed)(store, uri) != committed
     except ValueError as error:
@@ -56,7 +59,7 @@ def open_shards(uri: str) -> Shards:
             f"{shards.uri}/{NAME} is damaged ({' '.join(str(error).split())}); rerun the job that made it"
         ) from None
     if is_replaced:
-        return open_shards(uri)
+        return open_shards(uri, lists_files=lists_files)
     if problem:
         raise DataError(f"{problem}: the set is damaged; rerun the job that made it")
     return shards

@@ -17,8 +17,13 @@ def open_pinned(data: Data, *, digest: str = "") -> Shards:
 
     Its ``mean`` is the one that the run subtracts. Raises as ``open_shards`` and ``pin_generation``, and DataError if
     the set has another digest than ``digest``, which is that of the running run; "" for any."""
+    # A process that knows the digest belongs to a run whose start has listed all files, which takes long for many workers.
+    lists_files = not digest
     try:
-        shards = open_mixture(data.shards.split(SEPARATOR)) if data.mix else open_shards(data.shards)
+        if data.mix:
+            shards = open_mixture(data.shards.split(SEPARATOR), lists_files=lists_files)
+        else:
+            shards = open_shards(data.shards, lists_files=lists_files)
         shards = pin_generation(shards, data.generation)
     except UsageError:
         # The set of the run has this generation, and the sets of its mixture have the same workers and classes.

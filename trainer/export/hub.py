@@ -15,9 +15,10 @@ from trainer.inference.classifier import Classifier
 from trainer.models.metadata import ENTRY, ModelMetadata
 from trainer.models.own import is_reference
 from trainer.report.settings import plan_in_words
-from trainer.run_files import BEST, MODEL, RESULT
+from trainer.run_files import BEST, METRICS, MODEL, RESULT
 from trainer.runlog.kinds.run import StartEvent
 from trainer.runlog.result import read_result
+from trainer.runlog.thinned import thinned_log
 
 CONFIG = "config.json"
 CARD = "README.md"
@@ -136,7 +137,8 @@ def _read_facts(model: Place) -> CardFacts:
         return CardFacts()
     result = read_result(folder)
     # The last start, because a resume may have changed the length, the workers and other settings.
-    start = next((event for event in reversed(result.events()) if isinstance(event, StartEvent)), StartEvent())
+    starts = [event for event in thinned_log(folder / METRICS) if isinstance(event, StartEvent)]
+    start = starts[-1] if starts else StartEvent()
     plan = {"seed": str(result.seed), **plan_in_words(start.plan)}
     shards = str(start.config.get("data", {}).get("shards", "")).rstrip("/").rpartition("/")[2]
     if model.name == BEST:

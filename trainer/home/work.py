@@ -69,6 +69,7 @@ class WorkFolder:
         # the last copies of the log and of the TensorBoard files (monotonic seconds)
         self._last_copy = self._last_board_copy = time.monotonic()
         self._size = 0  # bytes of the log at the last copy
+        self._board_sizes: dict[str, int] = {}  # bytes of each TensorBoard file that the home has
         self._is_reached = folders.leads  # whether the home was reached at least once
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run_copies, name="copies", daemon=True)
@@ -213,7 +214,10 @@ class WorkFolder:
 
     def _copy_board(self) -> None:
         for path in sorted((self.folders.work / TENSORBOARD).glob("*")):
-            write_whole(self.folders.home / TENSORBOARD / path.name, path.read_bytes())
+            # A start writes to a file of its own, and the files of earlier starts do not change any more.
+            if (size := path.stat().st_size) != self._board_sizes.get(path.name):
+                write_whole(self.folders.home / TENSORBOARD / path.name, path.read_bytes())
+                self._board_sizes[path.name] = size
 
 
 @contextmanager

@@ -57,6 +57,7 @@ class ThinnedLog(Surviving):
         self._events = Stride(most)
         self._workers = Stride(MOST_WORKERS)
         self._with_workers = 0
+        self._num_pinned = 0
 
     def add(self, event: LogEvent) -> None:
         """Add the next event of the log.
@@ -69,7 +70,8 @@ class ThinnedLog(Surviving):
             self._number += 1
             self._trains[id(event)] = NumberedEvent(self._number, event)
             self._with_workers += 1
-            if len(self._trains) > self._events.most:
+            # Pinned events stay in any case: counted here, many of them would thin the rest at each event.
+            if len(self._trains) - self._num_pinned > self._events.most:
                 self._thin()
             if self._with_workers > self._workers.most:
                 self._thin_workers()
@@ -109,11 +111,13 @@ class ThinnedLog(Surviving):
         """Drop ``train`` events that a roll-back in ``Surviving`` has removed."""
         live = {id(event) for event in self.events}
         self._trains = {key: train for key, train in self._trains.items() if key in live}
+        self._num_pinned = sum(train.is_pinned for train in self._trains.values())
 
     def _pin_last(self) -> None:
         """Keep the last ``train`` event permanently."""
         last = next((event for event in reversed(self.events) if isinstance(event, TrainEvent)), None)
         if last is not None:
+            self._num_pinned += not self._trains[id(last)].is_pinned
             self._trains[id(last)] = self._trains[id(last)]._replace(is_pinned=True)
 
 

@@ -68,9 +68,10 @@ class PassRule:
         """
         rows = rows[generator(self.seed, Purpose.REMAINDER, number, turn).permutation(len(rows))]
         if self.groups is None:
-            return [rows[worker::num_workers] for worker in range(num_workers)]
+            # Copies, because a view would keep the rows of all workers.
+            return [rows[worker::num_workers].copy() for worker in range(num_workers)]
         rows = rows[np.argsort(self.groups[rows], kind="stable")]
-        parts = [rows[worker::num_workers] for worker in range(num_workers)]
+        parts = [rows[worker::num_workers].copy() for worker in range(num_workers)]
         return [part[self.order(part, worker)(turn)] if len(part) else part for worker, part in enumerate(parts)]
 
 

@@ -30,6 +30,7 @@ from trainer.run_files import CHECKPOINTS, CONFIG, METRICS, PUSHES
 from trainer.runlog.kinds.base import LogEvent
 from trainer.runlog.kinds.peers import GossipEvent, PoolEvent
 from trainer.runlog.kinds.run import StageEvent, StartEvent
+from trainer.runlog.kinds.training import TrainEvent
 from trainer.runlog.read import iter_events, read_pushes, surviving_events
 from trainer.runlog.run_record import read_record
 from trainer.simulation.compute import COMPUTES, Compute, facts_of
@@ -75,7 +76,7 @@ def replay(run: Place, *, quiet: bool = True) -> ReplayResult:
     DataError if the folder has no such run, UsageError if the run followed a stream, or used an exchange or a collective
     that a replay cannot compute."""
     config, compute_name, num_workers, rows, configs_by_version = _read_run(run)
-    live = surviving_events(iter_events(run / METRICS))
+    live = _events_of(run)
     switches = stage_begins(live)
 
     def build(start: Config) -> tuple[RunFacts, Compute]:
@@ -260,11 +261,16 @@ def _replay_models(
     cohorts = configs_by_version[-1][1].cohorts.up_to(version) or (FIRST,)
     plans = list(zip([each.version for each in cohorts], stored_plans(root, state), strict=False))
     final = PeerTimes.from_state(state).begun
-    history = PeerHistory(plans, surviving_events(iter_events(run / METRICS)), rounds, final)
+    history = PeerHistory(plans, _events_of(run), rounds, final)
     models = PeerReplay(configs_by_version, build, history)
     for _ in tqdm(rounds, unit=" updates", disable=quiet, mininterval=_bar_interval_s()):
         models.step()
     return models.mean(state)
+
+
+def _events_of(run: Place) -> list[LogEvent]:
+    """Return the events of a run that no roll-back has made void, without the ``train`` events of each second."""
+    return surviving_events(event for event in iter_events(run / METRICS) if not isinstance(event, TrainEvent))
 
 
 def workers_of_rounds(used: pd.DataFrame, version: int) -> list[list[int]]:

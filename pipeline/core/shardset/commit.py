@@ -21,7 +21,7 @@ deleted gets a missing-file error and must read the manifest again."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ from pipeline.core.shardset.versions import (
     withhold,
 )
 from pipeline.core.storage.retries import with_retries
-from pipeline.core.storage.store import Store
+from pipeline.core.storage.store import Store, calls_at_once
 
 # What a sweep may delete; everything else under OUTPUT may belong to other programs.
 OWNED_FOLDER = re.compile(r"worker=\d+|_eval|_assignment|_model")
@@ -52,7 +52,6 @@ OWNED_FILE = re.compile(rf"(worker=\d+|_eval|_assignment)/part-\d+-{STAMP}\.parq
 OWNED_MODEL = re.compile(rf"_model/{STAMP}/[\w-]+/(metadata/(part-00000|_SUCCESS)|arrays\.npz)")
 DERIVED = ("report.html", "quality.json")  # made after a commit, from it; stale once another set is committed
 DERIVED_PART = re.compile(r"_(report\.html|quality\.json)-[0-9a-f]{8}")
-MOVERS = 8  # files moved or deleted at once
 Move = tuple[str, str]  # where a file is, and its path under OUTPUT without its stamp
 
 
@@ -198,26 +197,26 @@ class OwnFile:
 def own_files(store: Store, output: str) -> tuple[list[OwnFile], list[str]]:
     """Return the files that this program wrote in a set's folders, and the folders, deepest first.
 
-    Symbolic links are not followed. Costs one listing per folder."""
+    Symbolic links are not followed. Costs one listing per folder, of which a remote store answers many at once."""
     files: list[OwnFile] = []
     folders: list[str] = []
-
-    def walk(folder: str, relative: str) -> None:
-        """Append the files below a folder, and the folder after its subfolders. relative: its path under OUTPUT."""
-        for entry in store.list(folder):
-            path = f"{relative}/{entry.name}"
-            if entry.is_dir and not entry.is_link:
-                walk(entry.path, path)
-            elif match := OWNED_FILE.fullmatch(path) or OWNED_MODEL.fullmatch(path):
-                files.append(OwnFile(entry.path, path, int(match["version"] or 0), match["attempt"]))
-        # A folder comes after its subfolders: the caller removes folders in this order, if they are empty.
-        folders.append(folder)
-
+    level: dict[str, str] = {}  # the folders to list next, and their paths under OUTPUT
     for entry in store.list(output):
         if entry.is_dir and not entry.is_link and OWNED_FOLDER.fullmatch(entry.name):
-            walk(entry.path, entry.name)
+            level[entry.path] = entry.name
         elif DERIVED_PART.fullmatch(entry.name):
             files.append(OwnFile(entry.path, entry.name))
+    while level:
+        folders = [*level, *folders]  # the caller removes folders in this order, if they are empty
+        below: dict[str, str] = {}
+        for folder, entries in store.list_all(level).items():
+            for entry in entries:
+                path = f"{level[folder]}/{entry.name}"
+                if entry.is_dir and not entry.is_link:
+                    below[entry.path] = path
+                elif match := OWNED_FILE.fullmatch(path) or OWNED_MODEL.fullmatch(path):
+                    files.append(OwnFile(entry.path, path, int(match["version"] or 0), match["attempt"]))
+        level = below
     return files, folders
 
 
@@ -262,7 +261,7 @@ def refuse_unless(overwrite: bool, committed: ShardSet, difference: str) -> None
 def move_files(store: Store, origins: list[str], targets: list[str]) -> None:
     """Rename every file, and make the new names durable."""
     folders = {target.rpartition("/")[0] for target in targets}
-    with ThreadPoolExecutor(MOVERS) as pool:
+    with ThreadPoolExecutor(max(map(calls_at_once, targets), default=1)) as pool:
         list(pool.map(with_retries(store.makedirs), sorted(folders)))
         list(pool.map(with_retries(partial(_move_one, store)), origins, targets))
         list(pool.map(with_retries(store.sync_folder), folders))
@@ -283,6 +282,6 @@ def _move_one(store: Store, origin: str, target: str) -> None:
             store.makedirs(target.rpartition("/")[0])  # another run's sweep found the folder empty
 
 
-def _delete(store: Store, paths: Iterable[str]) -> None:
-    with ThreadPoolExecutor(MOVERS) as pool:
+def _delete(store: Store, paths: Collection[str]) -> None:
+    with ThreadPoolExecutor(max(map(calls_at_once, paths), default=1)) as pool:
         list(pool.map(with_retries(store.delete), paths))

@@ -157,16 +157,16 @@ def missing_files(shards: ShardSet) -> dict[str, str]:
 def _missing(shards: ShardSet, *, models: bool) -> Iterator[tuple[str, str]]:
     """Yield the path of each file of a set that is missing or has another size, and a line about it.
 
-    Costs one listing per folder."""
-    folders: dict[str, dict[str, int]] = {}
+    Costs one listing per folder, of which a remote store answers many at once."""
     for path in shards.manifest.model or () if models else ():
         if not shards.store.exists(f"{shards.uri}/{path}"):
             yield path, f"{shards.uri}/{path} is missing"
-    for file in shards.hashed_files():
-        folder, _, name = file.path.rpartition("/")
-        if folder not in folders:
-            folders[folder] = {entry.name: entry.bytes for entry in shards.store.list(f"{shards.uri}/{folder}")}
-        size = folders[folder].get(name)
+    files = [*shards.hashed_files()]
+    places = [f"{shards.uri}/{file.path}".rpartition("/") for file in files]
+    listings = shards.store.list_all(folder for folder, _, _ in places)
+    sizes = {folder: {entry.name: entry.bytes for entry in entries} for folder, entries in listings.items()}
+    for file, (folder, _, name) in zip(files, places, strict=True):
+        size = sizes[folder].get(name)
         if size != file.bytes:
             state = "is missing" if size is None else f"has {size} bytes, not {file.bytes}"
             yield file.path, f"{shards.uri}/{file.path} {state}"

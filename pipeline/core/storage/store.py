@@ -12,11 +12,12 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from pipeline.core.errors import UsageError
 from pipeline.core.storage.files import FileInfo, Files
@@ -26,9 +27,12 @@ from pipeline.core.storage.local import LocalFiles
 from pipeline.core.storage.objects import SCHEMES, ObjectFiles, object_files, object_uri
 from pipeline.core.storage.retries import is_transient, with_retries
 from pipeline.core.storage.s3a import PREFIX, PROVIDER_PATH, S3A_PROVIDER_PATH, is_s3a_setting
-from pipeline.core.storage.uri import HDFS_SCHEMES, WEB_SCHEMES, readable, refuse_home, split_uri
+from pipeline.core.storage.uri import HDFS_SCHEMES, WEB_SCHEMES, is_remote, readable, refuse_home, split_uri
 from pipeline.core.storage.webhdfs import web_files
 
+T = TypeVar("T")
+CALLS = 8  # that move or delete files of a disk, or that a gateway of WebHDFS answers, at once
+REMOTE_CALLS = 64  # that an object store or a NameNode answers at once
 ENCRYPTED_SPILL = "spark.io.encryption.enabled"  # temporary files on local disks must not hold data in the clear
 
 
@@ -116,6 +120,20 @@ class Store:
             return sorted(self.files(uri).list(uri), key=lambda entry: entry.name)
         except FileNotFoundError:
             return []
+
+    def list_all(self, uris: Iterable[str]) -> dict[str, builtins.list[FileInfo]]:
+        """Return the entries of folders, as ``list`` does, by folder. Many remote ones are listed at once."""
+        folders = list(dict.fromkeys(uris))
+        return dict(zip(folders, self.map_calls(self.list, folders), strict=True))
+
+    def map_calls(self, call: Callable[[str], T], uris: Sequence[str]) -> builtins.list[T]:
+        """Return the result of ``call`` for each path, in their order; for remote paths many at once.
+
+        A call of a remote store mostly waits for its answer, and a call of a local disk does not."""
+        if len(uris) < 2 or not is_remote(uris[0]):
+            return [call(uri) for uri in uris]
+        with ThreadPoolExecutor(min(calls_at_once(uris[0]), len(uris))) as pool:
+            return [*pool.map(call, uris)]
 
     def walk(self, uri: str) -> builtins.list[str]:
         """Return the paths of all files below a folder, ordered."""
@@ -217,6 +235,11 @@ class Store:
         """Delete a folder if it is empty; otherwise, or if it is missing, do nothing."""
         with suppress(OSError):
             self.files(uri).remove_empty(uri)
+
+
+def calls_at_once(uri: str) -> int:
+    """Return how many calls that wait for a store are made at once. uri: a path of it."""
+    return REMOTE_CALLS if is_remote(uri) and split_uri(uri)[0] not in WEB_SCHEMES else CALLS
 
 
 def configured_store() -> Store:

@@ -21,8 +21,10 @@ from trainer.home.place import Place
 from trainer.options import Options
 from trainer.plan import check_shares
 from trainer.regroup import regrouped
+from trainer.run_files import METRICS
 from trainer.runlog.run_folder import resolve_output
 from trainer.runlog.run_record import SavedRun, read_record, saved_run
+from trainer.runlog.thinned import thinned_log
 from trainer.simulation.comparison.contenders import Contender
 from trainer.simulation.options import SimulationSettings
 from trainer.simulation.run import check_exchange, drawn_ratios, pinned_context, run_in, workers_rows_digest
@@ -78,7 +80,7 @@ def compare(
         if not (options.quiet or options.silent):
             print(f"{label} ...", flush=True)
         result = run_in(replace(context, config=own, home=homes[label]), simulated, quiet)
-        runs.append(measure(label, read_record(homes[label]).config, result))
+        runs.append(measure(label, read_record(homes[label]).config, result, thinned_log(homes[label] / METRICS)))
     # The default goals depend on all runs, so the times to them are only known now.
     goals = Goals(
         lowest_common_loss(runs) if loss is None else loss,
