@@ -21,9 +21,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     uris: list[str] = []
     open_shards = opening.open_shards
 
-    def counted(uri: str) -> Shards:
+    def counted(uri: str, **options: bool) -> Shards:
         uris.append(uri)
-        return open_shards(uri)
+        return open_shards(uri, **options)
 
     monkeypatch.setattr(pinned, "open_shards", counted)
     return uris

@@ -355,7 +355,7 @@ def test_sets_with_equal_or_nested_roots_stay_apart(places: tuple[str, str], is_
 def test_a_mixture_reads_by_the_store_of_a_remote_set(sets: str, monkeypatch: pytest.MonkeyPatch) -> None:
     local, remote = (open_shards(uri) for uri in sets.split(SEPARATOR)[:2])
     remote = replace(remote, store=Store((("key", "value"),)), uri="s3://bucket/set")
-    monkeypatch.setattr(mixture, "open_shards", lambda uri: remote if is_remote(uri) else local)
+    monkeypatch.setattr(mixture, "open_shards", lambda uri, **_: remote if is_remote(uri) else local)
     assert open_mixture([local.uri, remote.uri]).store is remote.store
 
 
