@@ -12,12 +12,12 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 from pipeline.core.errors import UsageError
 from pipeline.core.storage.files import FileInfo, Files
@@ -30,9 +30,8 @@ from pipeline.core.storage.s3a import PREFIX, PROVIDER_PATH, S3A_PROVIDER_PATH, 
 from pipeline.core.storage.uri import HDFS_SCHEMES, WEB_SCHEMES, is_remote, readable, refuse_home, split_uri
 from pipeline.core.storage.webhdfs import web_files
 
-T = TypeVar("T")
-CALLS = 8  # that move or delete files of a disk, or that a gateway of WebHDFS answers, at once
-REMOTE_CALLS = 64  # that an object store or a NameNode answers at once
+CALLS = 8  # calls of a local disk or of a WebHDFS gateway that are made at once
+REMOTE_CALLS = 64  # calls of an object store or of a NameNode that are made at once
 ENCRYPTED_SPILL = "spark.io.encryption.enabled"  # temporary files on local disks must not hold data in the clear
 
 
@@ -122,18 +121,14 @@ class Store:
             return []
 
     def list_all(self, uris: Iterable[str]) -> dict[str, builtins.list[FileInfo]]:
-        """Return the entries of folders, as ``list`` does, by folder. Many remote ones are listed at once."""
+        """Return the entries of folders of one store, as ``list`` does, by folder.
+
+        Many folders of a remote store are listed at once, because a call mostly waits for its answer."""
         folders = list(dict.fromkeys(uris))
-        return dict(zip(folders, self.map_calls(self.list, folders), strict=True))
-
-    def map_calls(self, call: Callable[[str], T], uris: Sequence[str]) -> builtins.list[T]:
-        """Return the result of ``call`` for each path, in their order; for remote paths many at once.
-
-        A call of a remote store mostly waits for its answer, and a call of a local disk does not."""
-        if len(uris) < 2 or not is_remote(uris[0]):
-            return [call(uri) for uri in uris]
-        with ThreadPoolExecutor(min(calls_at_once(uris[0]), len(uris))) as pool:
-            return [*pool.map(call, uris)]
+        if len(folders) < 2 or not is_remote(folders[0]):
+            return {folder: self.list(folder) for folder in folders}
+        with ThreadPoolExecutor(min(calls_at_once(folders[0]), len(folders))) as pool:
+            return dict(zip(folders, pool.map(self.list, folders), strict=True))
 
     def walk(self, uri: str) -> builtins.list[str]:
         """Return the paths of all files below a folder, ordered."""
