@@ -14,15 +14,19 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import numpy as np
+import obstore
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from obstore.store import MemoryStore
 
 from pipeline.core.atomic import path_in_errors, write_durably
 from pipeline.core.errors import UsageError
 from pipeline.core.storage import hdfs as storage
+from pipeline.core.storage import objects
 from pipeline.core.storage.files import FileInfo, SpooledWriter
 from pipeline.core.storage.hdfs import LOGIN_ADVICE, PROXY_USER, BufferedFile, HdfsFiles, HdfsWriter, parse_umask
 from pipeline.core.storage.local import DurableWriter
@@ -494,10 +498,36 @@ def test_many_remote_folders_are_listed_at_once(monkeypatch: pytest.MonkeyPatch)
         return [FileInfo(f"{uri}/a", 1, 0, False)]
 
     monkeypatch.setattr(Store, "list", list_folder)
-    folders = [f"s3://bucket/worker={worker:03d}" for worker in range(REMOTE_CALLS)]
+    folders = [f"hdfs://namenode:9000/worker={worker:03d}" for worker in range(REMOTE_CALLS)]
     listings = STORE.list_all(reversed(folders))
     assert [*listings] == folders[::-1]
     assert all(entry.path == f"{folder}/a" for folder, (entry,) in listings.items())
+
+
+@pytest.mark.parametrize(("more", "listings"), [(0, 0), (3000, 4 * REMOTE_CALLS)])
+def test_many_folders_of_objects_are_one_listing(more: int, listings: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where many other objects stand beside them, each folder has a listing of its own. more: their number."""
+    monkeypatch.setattr(objects, "client_of", lambda root, conf: (MemoryStore(), "memory"))
+    bucket = f"s3://many-{more}"
+    files = STORE.files(bucket)
+    assert isinstance(files, objects.ObjectFiles)
+    folders = [f"{bucket}/set/worker={worker:03d}" for worker in range(4 * REMOTE_CALLS)]
+    below = ["a.parquet", "b", "b/c/d.parquet", "b/f.parquet"]  # "b" stands for the "b/" of a web console
+    for folder in folders[1:]:
+        for name in below:
+            files.put(f"{folder}/{name}", b"" if name == "b" else b"1")
+    for other in range(more):
+        files.put(f"{bucket}/set/other/{other:05d}", b"")
+    files.put(f"{bucket}/set/manifest.json", b"{}")
+
+    expected = {folder: STORE.list(folder) for folder in folders}
+    with patch.object(obstore, "list_with_delimiter", wraps=obstore.list_with_delimiter) as listing:
+        entries = STORE.list_all(folders)
+    for folder in folders:
+        assert entries[folder] == [entry for entry in expected[folder] if entry.is_dir or entry.bytes or more]
+    assert listing.call_count == listings
+    assert {(entry.name, entry.is_dir) for entry in entries[folders[1]]} >= {("a.parquet", False), ("b", True)}
+    assert entries[folders[0]] == []
 
 
 def test_local_folders_are_listed_without_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

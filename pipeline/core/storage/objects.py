@@ -7,6 +7,7 @@ which commits rely, is a conditional PUT (If-None-Match: *), of which exactly on
 
 from __future__ import annotations
 
+import builtins
 import io
 import os
 import re
@@ -14,8 +15,10 @@ import shutil
 import tempfile
 import time
 import uuid
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from functools import lru_cache, partial
+from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 from pipeline.core.atomic import path_in_errors
@@ -34,6 +37,7 @@ MOST_PARTS = 10_000  # of an upload to S3
 SURE_COPY_BYTES = 1 << 30  # a failed copy of a longer object may have been too long: S3 copies 5 GiB by a request
 FIRST_BYTES = 128 << 10  # fetched when a file is opened
 AHEAD_BYTES = 1 << 20  # fetched at least by later requests
+LISTED = 1000  # objects in an answer to a listing
 PUTS = 5  # tries if the store reports a conflicting writer and there is no object
 PARENT_S = 5.0  # how long the existence of a folder is cached
 WRITER = "writer"  # key of the metadata that identify an object after a lost answer
@@ -69,9 +73,10 @@ def object_uri(uri: str, parts: tuple[str, str, str]) -> str:
 class ObjectFiles:
     """The files of one bucket.
 
-    Requests: info 1 (2 for a folder), open 1, read_range 1, list 1 per 1,000 entries, create 1 (3 and 1 per 8 MiB for more
-    than 8 MiB), delete 2, rename 2. A rename that may overwrite copies inside the store, except for objects that are too
-    long for it; a rename that must not overwrite transfers the content through this process."""
+    Requests: info 1 (2 for a folder), open 1, read_range 1, list 1 per 1,000 entries, list_many 1 per 1,000 objects,
+    create 1 (3 and 1 per 8 MiB for more than 8 MiB), delete 2, rename 2. A rename that may overwrite copies inside the
+    store, except for objects that are too long for it; a rename that must not overwrite transfers the content through this
+    process."""
 
     def __init__(self, root: str, conf: tuple[tuple[str, str], ...]) -> None:
         import obstore
@@ -124,6 +129,33 @@ class ObjectFiles:
         if not (folders or listing["objects"]) and not self.info(path).is_dir:
             raise NotADirectoryError(f"{path} is a file, not a folder")
         return folders + files
+
+    def list_many(self, paths: Iterable[str], most: int) -> dict[str, builtins.list[FileInfo]] | None:
+        """Return the entries of folders, by folder and ordered by name, from one listing of their common parent.
+
+        A missing folder has none. Returns None after ``most`` requests, of 1,000 objects each, if there are more objects
+        below the parent."""
+        keys = {self._key(path): path for path in paths}
+        entries: dict[str, dict[str, FileInfo]] = {key: {} for key in keys}
+        parent = os.path.commonpath([f"/{key}" for key in keys]).strip("/")
+        with self._errors(f"{self.root}/{parent}"):
+            for requests, page in enumerate(self.api.list(self.client, parent or None, chunk_size=LISTED)):
+                if requests == most:
+                    return None
+                for key, entry in chain.from_iterable(self._with_folders(meta, parent) for meta in page):
+                    siblings = entries.get(key.rpartition("/")[0], {})
+                    # An empty "folder/", as web consoles make it, has the key of its folder.
+                    if entry.is_dir or key not in siblings:
+                        siblings[key] = entry
+        return {path: [entry for _, entry in sorted(entries[key].items())] for key, path in keys.items()}
+
+    def _with_folders(self, meta: ObjectMeta, parent: str) -> Iterator[tuple[str, FileInfo]]:
+        """Yield the key and the entry of an object, and of each folder between it and a parent."""
+        yield meta["path"], self._info(meta)
+        folder = meta["path"].rpartition("/")[0]
+        while len(folder) > len(parent):
+            yield folder, self._folder(folder)
+            folder = folder.rpartition("/")[0]
 
     def open(self, path: str) -> BinaryIO:
         return cast(BinaryIO, ObjectReader(self, path))

@@ -123,10 +123,16 @@ class Store:
     def list_all(self, uris: Iterable[str]) -> dict[str, builtins.list[FileInfo]]:
         """Return the entries of folders of one store, as ``list`` does, by folder.
 
-        Many folders of a remote store are listed at once, because a call mostly waits for its answer."""
+        Many folders of a remote store are listed at once, because a call mostly waits for its answer. In an object store,
+        one listing of their common parent replaces them if it takes no longer."""
         folders = list(dict.fromkeys(uris))
         if len(folders) < 2 or not is_remote(folders[0]):
             return {folder: self.list(folder) for folder in folders}
+        files = self.files(folders[0])
+        if isinstance(files, ObjectFiles) and len(folders) >= REMOTE_CALLS:
+            listings = files.list_many(folders, len(folders) // REMOTE_CALLS)
+            if listings is not None:
+                return listings
         with ThreadPoolExecutor(min(calls_at_once(folders[0]), len(folders))) as pool:
             return dict(zip(folders, pool.map(self.list, folders), strict=True))
 
