@@ -1,13 +1,14 @@
 """The measurement of a committed set for the quality figures and the report: two passes over its files.
 
-A pass is a local function of one file and a merge on the driver, which holds one small record per file. ``run(fn,
-items)`` runs the local functions: ``dataset.serial`` here, a Spark job in ``runs/report.py``."""
+A pass is a local function of a file, or of several of one worker, and a merge on the driver, which holds a small record
+for each. ``run(fn, items)`` runs the local functions: ``dataset.serial`` here, a Spark job in ``runs/report.py``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -30,9 +31,10 @@ from pipeline.quality.metrics import Quality, assess
 from pipeline.quality.moments import Floats, Ints, Moments, mean_distance, merge, moments, spread_evenly, thumbnails
 
 SAMPLE_ROWS = 3000
-MOST_COUNTED = 1 << 22  # limit of counts by worker; by file, four times as many: 32 and 128 MB on the driver
+MOST_COUNTED = 1 << 22  # limit of counts by worker; by part, four times as many: 32 and 128 MB on the driver
 SPARSE_IMAGES = 24
-MOST_CLASS_SUMS = 1 << 13  # limit of sums by file and class, of 8 kB each: 64 MB on the driver, as much again by worker
+MOST_CLASS_SUMS = 1 << 13  # limit of sums by part and class, of 8 kB each: 64 MB on the driver, as much again by worker
+MOST_PARTS = 1 << 14  # of which the driver holds sums and a sample, of 10 kB each: 160 MB
 MOST_LABELS = 1 << 16  # of coarse labels, whose number the manifest does not have
 
 
@@ -48,7 +50,7 @@ class Reader:
         counted: int64, ascending, the neighbourhoods whose rows are counted by worker.
         compared: the columns of labels that are compared with neighbourhoods.
         kept_columns: kept columns of whole numbers, which are compared too if they hold classes.
-        most_cells: the most pairs of a neighbourhood and a value of a kept column that a file may have.
+        most_cells: the most pairs of a neighbourhood and a value of a kept column that a part may have.
         by_class: whether the images of each class are compared too.
     """
 
@@ -153,20 +155,38 @@ def rarest(images: Sequence[SparseImage]) -> list[SparseImage]:
     return sorted(images, key=lambda image: (-image.neighbourhood, image.id))[:SPARSE_IMAGES]
 
 
-def sample_file(
-    reader: Reader, sample_ids: Ints, sparse: Ints, file: ShardFile
+class WorkerFiles(NamedTuple):
+    """Files of one worker that a pass reads one after the other."""
+
+    worker: int
+    files: Sequence[ShardFile]
+
+
+def parts_of(shards: ShardSet) -> list[WorkerFiles]:
+    """Return the files that have rows, one in each part; with more than MOST_PARTS files several of a worker."""
+    files_of = [[file for file in entry.files if file.rows] for entry in shards.manifest.workers]
+    size = max(1, -(-sum(map(len, files_of)) // MOST_PARTS))
+    return [
+        WorkerFiles(worker, files[start : start + size])
+        for worker, files in enumerate(files_of)
+        for start in range(0, len(files), size)
+    ]
+
+
+def sample_part(
+    reader: Reader, sample_ids: Ints, sparse: Ints, part: WorkerFiles
 ) -> tuple[ImageSample, list[SparseImage]]:
-    """Run the first pass over a file: return its owners among ``sample_ids``, and images of sparse neighbourhoods.
+    """Run the first pass over a part: return its owners among ``sample_ids``, and images of sparse neighbourhoods.
 
     Args:
         reader: the set.
         sample_ids: the ids of the sample.
         sparse: the numbers of the sparse neighbourhoods.
-        file: the file.
+        part: the files.
     """
     samples = []
-    images = []
-    for block in reader.owners(file):
+    images: list[SparseImage] = []
+    for block in chain.from_iterable(map(reader.owners, part.files)):
         near = block.columns.neighbourhoods
         planes = reader.planes(block.images)
         is_sampled = np.isin(block.ids, sample_ids)
@@ -175,7 +195,8 @@ def sample_file(
         if near is not None and reader.layout.dtype == "uint8":
             for at in np.flatnonzero(np.isin(near, sparse)):
                 images.append(SparseImage(int(block.ids[at]), int(block.labels[at]), int(near[at]), planes[at].copy()))
-    return join_samples(samples), rarest(images)
+            images = rarest(images)  # a stream adds a file in each batch
+    return join_samples(samples), images
 
 
 def sum_moments(
@@ -214,8 +235,8 @@ def no_moments(reader: Reader, bandwidth: float) -> Moments:
 
 
 @dataclass(frozen=True)
-class FileSums:
-    """The sums over the owners of a file.
+class PartSums:
+    """The sums over the owners of a part.
 
     cells: rows by neighbourhood and label, by column of labels; without kept columns that hold no classes."""
 
@@ -223,11 +244,11 @@ class FileSums:
     cells: dict[str, Cells]
 
 
-def sum_file(reader: Reader, bandwidth: float, file: ShardFile) -> FileSums:
-    """Run the second pass over a file: return the sums over its owners."""
+def sum_part(reader: Reader, bandwidth: float, part: WorkerFiles) -> PartSums:
+    """Run the second pass over a part: return the sums over its owners."""
     total = no_moments(reader, bandwidth)
     cells: dict[str, list[Cells]] = {name: [] for name in (*reader.compared, *reader.kept_columns)}
-    for block in reader.owners(file):
+    for block in chain.from_iterable(map(reader.owners, part.files)):
         near = block.columns.neighbourhoods
         total = merge(total, sum_moments(reader, bandwidth, block.images, block.labels, near))
         for name in list(cells):
@@ -243,7 +264,7 @@ def sum_file(reader: Reader, bandwidth: float, file: ShardFile) -> FileSums:
     for name in reader.kept_columns:
         if name in sums and len(sums[name].keys) > reader.most_cells:
             del sums[name]
-    return FileSums(total, sums)
+    return PartSums(total, sums)
 
 
 def _compared_labels(block: Block, name: str) -> npt.NDArray[np.integer[Any]] | None:
@@ -278,33 +299,33 @@ def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, Ima
     if "coarse_label" in manifest.labels.columns:
         limits["coarse_label"] = MOST_LABELS
     layout = Layout(manifest.image.chw, dtype=cast(Dtype, manifest.image.dtype))
-    workers_and_files = [(worker, file) for worker, entry in enumerate(workers) for file in entry.files if file.rows]
-    files = [file for _, file in workers_and_files]
-    counted_groups = largest_groups(groups, min(MOST_COUNTED // len(workers), 4 * MOST_COUNTED // max(1, len(files))))
-    # The driver holds the rows of every file by neighbourhood and label.
-    cells = len(groups) * manifest.labels.num_classes * len(files)
+    parts = parts_of(shards)
+    most = max(1, len(parts))
+    counted_groups = largest_groups(groups, min(MOST_COUNTED // len(workers), 4 * MOST_COUNTED // most))
+    # The driver holds the rows of every part by neighbourhood and label.
+    cells = len(groups) * manifest.labels.num_classes * len(parts)
     compared: tuple[str, ...] = tuple(
         name for name in ("label", "coarse_label") if 0 < cells <= 4 * MOST_COUNTED and name in limits
     )
     kept_columns = tuple(column.name for column in manifest.columns if compared and column.type == "int64")
-    most_cells = MOST_COUNTED // max(1, len(files) * len(kept_columns))
-    by_class = len(workers) > 1 and 1 < limits.get("label", 1) <= MOST_CLASS_SUMS // max(1, len(files))
+    most_cells = MOST_COUNTED // max(1, len(parts) * len(kept_columns))
+    by_class = len(workers) > 1 and 1 < limits.get("label", 1) <= MOST_CLASS_SUMS // most
     reader = Reader(
         shards.store, shards.uri, layout, limits, counted_groups, compared, kept_columns, most_cells, by_class
     )
 
     sparse = np.flatnonzero([group.sparse for group in groups])
     samples, images = zip(
-        *run(partial(sample_file, replace(reader, kept_columns=()), spread_evenly(rows, SAMPLE_ROWS), sparse), files),
+        *run(partial(sample_part, replace(reader, kept_columns=()), spread_evenly(rows, SAMPLE_ROWS), sparse), parts),
         strict=True,
     )
     # The second pass needs the bandwidth, which depends on the whole sample.
     sample = join_samples(samples)
     bandwidth = mean_distance(sample.features)
     totals = [no_moments(reader, bandwidth)] * len(workers)  # ``merge`` changes no sum in place
-    sums = run(partial(sum_file, reader, bandwidth), files)
-    for (worker, _), part in zip(workers_and_files, sums, strict=True):
-        totals[worker] = merge(totals[worker], part.moments)
+    results = run(partial(sum_part, reader, bandwidth), parts)
+    for part, sums in zip(parts, results, strict=True):
+        totals[part.worker] = merge(totals[part.worker], sums.moments)
     owners = sum(total.rows for total in totals)
     if owners != rows:
         raise DataError(
@@ -313,9 +334,9 @@ def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, Ima
     dense = [not groups[number].sparse for number in counted_groups]
     figures = assess([entry.rows for entry in workers], totals, dense, sample.features, bandwidth)
     agreement = {
-        name: label_agreement(Cells.total(part.cells[name] for part in sums), limits.get(name, MOST_LABELS))
+        name: label_agreement(Cells.total(sums.cells[name] for sums in results), limits.get(name, MOST_LABELS))
         for name in (*compared, *kept_columns)
-        if all(name in part.cells for part in sums)
+        if all(name in sums.cells for sums in results)
     }
     figures = replace(figures, label_agreement=agreement)
-    return figures, sample, rarest([image for part in images for image in part])
+    return figures, sample, rarest(list(chain.from_iterable(images)))

@@ -350,6 +350,28 @@ def test_the_order_of_files_and_their_rows_does_not_matter(tmp_path: Path) -> No
     assert [s.mean_ratio for s in seven.shards] == pytest.approx([s.mean_ratio for s in one.shards], rel=1e-5)
 
 
+@pytest.mark.parametrize(("most", "parts"), [(21, 21), (20, 12), (4, 6), (1, 3)])
+def test_many_files_of_a_worker_are_measured_as_one(
+    most: int, parts: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Compare with the figures of one part for each file. most: limit of parts, of 21 files of three workers."""
+    images, labels = make_images(200)
+    shards = shard_set(tmp_path, commit(tmp_path, images, labels, np.arange(200) % 3, 3, files_per_worker=7))
+    figures, sample, _ = measure(shards)
+    items = []
+
+    def run(fn: Callable[[Any], Any], some: Any, /) -> list[Any]:
+        items.append(len(some))
+        return [fn(item) for item in some]
+
+    monkeypatch.setattr("pipeline.quality.measure.MOST_PARTS", most)
+    folded = measure(shards, run)
+    assert items == [parts, parts]
+    np.testing.assert_array_equal(folded[1].features, sample.features)
+    assert folded[0].classes == figures.classes
+    assert [s.mmd2 for s in folded[0].shards] == pytest.approx([s.mmd2 for s in figures.shards], rel=1e-5)
+
+
 def test_merging_moments_gives_those_of_all_rows_in_any_order() -> None:
     images, labels = make_images(90)
     features, groups = moments.thumbnails(images), labels % 2
