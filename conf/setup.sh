@@ -129,7 +129,7 @@ JAVA
 
 write_env() {
     local options
-    options=$("$venv/bin/python" -Pc 'from pipeline.spark.session import jvm_options; print(jvm_options())')
+    options=$("$venv/bin/python" -Pc 'from pipeline.spark.driver_jvm import jvm_options; print(jvm_options())')
     cat >"$venv/env.sh" <<ENV
 # Written by conf/setup.sh; use it as:  . .venv/env.sh
 # Spark finds Python, itself and Java through these.

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import settings
 from pyspark.sql import SparkSession
 
-from pipeline.spark.session import PACKAGE, PYTHON_WORKERS, spark_defaults
+from pipeline.spark.session import PYTHON_WORKERS, spark_defaults
+from pipeline.spark.shipping import PACKAGE
 from tests.clusters import QUICK_START
 from tests.clusters.settings import INTERPRETED
 

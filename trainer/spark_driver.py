@@ -55,7 +55,8 @@ class _Driver:
 
         The handlers that are set now are set again after Spark has set its own, which would end everything at once. Each
         start of a run has handlers of its own, so the JVM's signals are forwarded to those of this start."""
-        from pipeline.spark.session import ship_package, spark_context
+        from pipeline.spark.session import spark_context
+        from pipeline.spark.shipping import ship_package
         from pipeline.spark.signals import forward_sigterm
         from pipeline.spark.store import open_store
 

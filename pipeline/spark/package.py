@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipeline.core import command_line
 from pipeline.core.errors import JobError, UsageError
-from pipeline.spark.session import PACKAGE, package_zip
+from pipeline.spark.shipping import PACKAGE, package_zip
 
 TRAINER = PACKAGE.parent / "trainer"  # for jobs/train.py; missing if only the pipeline is installed
 

@@ -1,18 +1,13 @@
-"""The start and end of a job's Spark: context, shipping the package, quiet logs, signals."""
+"""The start and end of a job's Spark: its context and settings, quiet logs, signals."""
 
 from __future__ import annotations
 
-import atexit
 import os
-import pwd
 import re
-import shutil
 import signal
 import socket
 import sys
-import tempfile
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,24 +19,22 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from pipeline.core.atomic import path_in_errors
 from pipeline.core.command_line import CONF
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.import_path import PATH, SAFE_PATH, added_folders
 from pipeline.core.machine import usable_memory
 from pipeline.core.program import follows_interrupt
 from pipeline.core.sizes import bytes_in_words
+from pipeline.spark.driver_jvm import DRIVER_MEMORY, LOCAL_IP, is_nameless, name_user, prepare_jvm
 from pipeline.spark.jvm import (
     accumulator_server,
-    has_gateway,
     jvm_end,
     jvm_of,
     running_context,
-    shipped_packages,
     start_jvm,
 )
+from pipeline.spark.shipping import PACKAGE, ship_package
 
-PACKAGE = Path(__file__).resolve().parents[1]
 PYTHON_WORKERS = "pipeline.spark.python_workers"
 NOISY = (
     "org.apache.spark.TaskContextImpl",
@@ -55,18 +48,8 @@ NOISY = (
 )
 
 
-NOT_SHIPPED = {"__pycache__", "conf"}  # folders; the files of conf are added separately
 MASTER_S = 5.0  # the time in which a standalone master must accept a connection
 JVM_END_S = 10.0  # how long a killed JVM may take from its last answer to its end
-DRIVER_MEMORY = "spark.driver.memory"
-LOCAL_IP = "SPARK_LOCAL_IP"  # the address of this machine for Spark, instead of its name's
-# Most jobs end before code that the optimising compiler made pays its compilation back, a quarter of a small job's CPU
-# time. A method is optimised after ten times the calls and iterations of the default, so that long jobs lose nothing.
-LATE_OPTIMISATION = (
-    "-XX:+IgnoreUnrecognizedVMOptions -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000"
-    " -XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
-)
-JAVA_TEMPORARY = "/tmp"  # the folder that Java uses by default
 UI = "spark.ui.enabled"
 PROGRESS = "spark.ui.showConsoleProgress"
 
@@ -83,99 +66,12 @@ _CONTEXT_LOCK = RLock()
 _own_contexts: list[OwnContext] = []  # those that run
 
 
-def package_zip(target: Path, *packages: Path) -> Path:
-    """Write packages as a zip that executors and YARN containers import from.
-
-    This package includes the defaults of conf/."""
-    # Images that are built reproducibly date all files 1970, which a zip cannot store.
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
-        for package in packages:
-            for path in sorted(package.rglob("*")):
-                if path.is_file() and not NOT_SHIPPED & set(path.relative_to(package).parts):
-                    archive.write(path, path.relative_to(package.parent))
-        for file in sorted(CONF.iterdir() if PACKAGE in packages else [], key=lambda file: file.name):
-            if file.name.endswith((".toml", ".conf", ".properties")):
-                archive.writestr(f"{PACKAGE.name}/conf/{file.name}", file.read_bytes())
-    return target
-
-
 def spark_defaults() -> dict[str, str]:
     """Return the settings of conf/spark-defaults.conf, or none if the package came without it."""
     file = CONF / "spark-defaults.conf"
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     pairs = (re.split(r"\s*[=:\s]\s*", line.strip(), maxsplit=1) for line in lines)
     return {pair[0]: pair[-1] for pair in pairs if pair[0] and not pair[0].startswith("#")}
-
-
-def jvm_options() -> str:
-    """Return the options of a driver's JVM that are not Spark's: the log's settings and the start of optimisation.
-
-    conf/setup.sh writes them into .venv/env.sh, for spark-submit."""
-    log = f"-Dlog4j2.configurationFile={(CONF / 'log4j2.properties').as_uri()} " if isinstance(CONF, Path) else ""
-    return log + LATE_OPTIMISATION
-
-
-def _prepare_jvm(defaults: Mapping[str, str]) -> bool:
-    """Set the options that a driver's JVM needs when it starts: its address, its memory, its log and its compiler.
-
-    Returns whether it gets an address that only this machine reaches, as its name has none. Raises JobError if there is no
-    Java, and FileNotFoundError if the current folder has been deleted.
-
-    A JVM that is running already, such as spark-submit's, has its options from its command line and environment."""
-    if "PYSPARK_GATEWAY_PORT" in os.environ or has_gateway():
-        return False
-    os.getcwd()  # a JVM does not start in a deleted folder
-    lacks_address = LOCAL_IP not in os.environ and not _has_address()
-    if lacks_address:
-        os.environ[LOCAL_IP] = "127.0.0.1"
-    java = f"{os.environ['JAVA_HOME']}/bin/java" if os.environ.get("JAVA_HOME") else "java"
-    if shutil.which(java) is None:
-        raise JobError(f"no program {java}, which Spark needs: install Java 17 or newer, or set JAVA_HOME to one")
-    if DRIVER_MEMORY in defaults:
-        os.environ.setdefault("SPARK_DRIVER_MEMORY", defaults[DRIVER_MEMORY])
-    own_log = bool({"SPARK_CONF_DIR", "SPARK_HOME"} & set(os.environ))
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", LATE_OPTIMISATION if own_log else jvm_options())
-    # Java takes the home folder from /etc/passwd, not from HOME, and ignores TMPDIR.
-    if _is_nameless():
-        _add_option("user.home", os.environ.get("HOME") or tempfile.gettempdir())
-    if not os.access(JAVA_TEMPORARY, os.W_OK | os.X_OK):
-        _add_option("java.io.tmpdir", tempfile.gettempdir())
-    return lacks_address
-
-
-def _add_option(name: str, folder: str) -> None:
-    """Add a folder to the options of the JVM, unless they name one."""
-    options = os.environ.get("SPARK_SUBMIT_OPTS", "")
-    if f"-D{name}=" not in options:
-        os.environ["SPARK_SUBMIT_OPTS"] = f'{options} "-D{name}={folder}"'.strip()
-
-
-def _has_address() -> bool:
-    """True if this machine's name has an address, without which Spark does not start."""
-    try:
-        socket.getaddrinfo(os.fsencode(socket.gethostname()), None)
-    except OSError:
-        return False
-    return True
-
-
-def _is_nameless() -> bool:
-    """True if the user id of this process has no entry in /etc/passwd, as in a container started with a numeric
-    user."""
-    try:
-        pwd.getpwuid(os.geteuid())
-    except KeyError:
-        return True
-    return False
-
-
-def _name_user() -> None:
-    """Log in at Hadoop as HADOOP_USER_NAME, else as USER, else as the number of the user id.
-
-    Java's own login fails for a user id without a name."""
-    user = os.environ.get("HADOOP_USER_NAME") or os.environ.get("USER") or str(os.geteuid())
-    information = start_jvm().org.apache.hadoop.security.UserGroupInformation
-    information.setLoginUser(information.createRemoteUser(user))
 
 
 def _on_sigterm(signum: int, frame: FrameType | None) -> NoReturn:
@@ -302,11 +198,11 @@ def _context_conf(*, debug: bool, master: str | None) -> SparkConf:
     if master:
         check_master(master)
     defaults = spark_defaults()
-    lacks_address = _prepare_jvm(defaults)
+    lacks_address = prepare_jvm(defaults)
     # Without a JVM to ask, a SparkConf is empty, and defaults set on it would override those of spark-submit.
     start_jvm()
-    if _is_nameless():
-        _name_user()
+    if is_nameless():
+        name_user()
     conf = SparkConf()
     if master:
         conf.set("spark.master", master)
@@ -376,20 +272,6 @@ def _stop(context: SparkContext) -> None:
     if session is not None:
         session.stop()
     context.stop()
-
-
-def ship_package(context: SparkContext, package: Path = PACKAGE) -> None:
-    """Give a package to the executors of a cluster, once per context; a local executor imports the driver's."""
-    # In YARN's cluster mode this package is itself imported from a zip, which the executors have too.
-    if str(context.master).startswith("local") or not package.is_dir():
-        return
-    name = f"{package.name}.zip"
-    if name in shipped_packages(context):
-        return
-    folder = tempfile.mkdtemp()  # kept until the driver ends, for executors that join late
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    with path_in_errors(folder):
-        context.addPyFile(str(package_zip(Path(folder) / name, package)))
 
 
 def _application_name() -> str:

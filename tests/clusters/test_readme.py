@@ -22,7 +22,8 @@ import pytest
 
 from pipeline.assignment.groups import group_table
 from pipeline.core.specs import registry
-from pipeline.spark.session import PACKAGE, PYTHON_WORKERS
+from pipeline.spark.session import PYTHON_WORKERS
+from pipeline.spark.shipping import PACKAGE
 from pipeline.strategies import STRATEGIES
 from tests.clusters.environments import MDS, READERS
 from tests.support.references import undocumented_below

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.spark.package import TRAINER
-from pipeline.spark.session import PACKAGE, package_zip
+from pipeline.spark.shipping import PACKAGE, package_zip
 from tests.clusters.environments import Wheel, install_wheel
 
 # It builds a wheel and an environment, beside the demo's, which may have to be made.

@@ -23,8 +23,10 @@ from pyspark import SparkContext
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.import_path import drop_zips
 from pipeline.datasets.synthetic import SampleSpec, files_of, write
-from pipeline.spark import session
-from pipeline.spark.session import PACKAGE, PYTHON_WORKERS, jvm_options, spark_context, spark_defaults
+from pipeline.spark import driver_jvm, session
+from pipeline.spark.driver_jvm import jvm_options
+from pipeline.spark.session import PYTHON_WORKERS, spark_context, spark_defaults
+from pipeline.spark.shipping import PACKAGE
 from tests.clusters import ROOT, spark_submit
 from tests.support.application import Ended
 from tests.unit.test_import_path import hide
@@ -212,12 +214,12 @@ def test_a_machine_whose_name_has_no_address_runs_local_spark_alone(monkeypatch:
         monkeypatch.delenv(name)
     monkeypatch.setattr(socket, "gethostname", lambda: "a" * 64)
     with monkeypatch.context() as before_the_jvm:
-        before_the_jvm.setattr(session, "has_gateway", lambda: False)
-        assert session._prepare_jvm({})
+        before_the_jvm.setattr(driver_jvm, "has_gateway", lambda: False)
+        assert driver_jvm.prepare_jvm({})
         assert os.environ["SPARK_LOCAL_IP"] == "127.0.0.1"
-        assert not session._prepare_jvm({}), "an address that was set is not asked about"
+        assert not driver_jvm.prepare_jvm({}), "an address that was set is not asked about"
     monkeypatch.setattr(session, "running_context", lambda: None)
-    monkeypatch.setattr(session, "_prepare_jvm", lambda _: True)
+    monkeypatch.setattr(session, "prepare_jvm", lambda _: True)
     line = r"the executors of yarn need an address of this machine, and its name a+ has none: add it to /etc/hosts, or"
     with pytest.raises(JobError, match=line), spark_context(master="yarn"):
         pass
@@ -316,8 +318,8 @@ def test_a_command_delays_the_optimisation_of_its_jvm(monkeypatch: pytest.Monkey
         monkeypatch.delenv(name, raising=False)
     if own_log:
         monkeypatch.setenv("SPARK_CONF_DIR", "theirs")
-    monkeypatch.setattr(session, "has_gateway", lambda: False)
-    session._prepare_jvm({})
+    monkeypatch.setattr(driver_jvm, "has_gateway", lambda: False)
+    driver_jvm.prepare_jvm({})
     options = shlex.split(os.environ["SPARK_SUBMIT_OPTS"])
     assert "-XX:Tier4InvocationThreshold=50000" in options
     assert any(option.startswith("-Dlog4j2.configurationFile=") for option in options) != own_log
@@ -328,10 +330,10 @@ def test_java_takes_tmpdir_where_it_cannot_write_its_own(monkeypatch: pytest.Mon
     """Imitate a container with a read-only root."""
     for name in ("PYSPARK_GATEWAY_PORT", "SPARK_SUBMIT_OPTS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(session, "has_gateway", lambda: False)
+    monkeypatch.setattr(driver_jvm, "has_gateway", lambda: False)
     monkeypatch.setattr(tempfile, "gettempdir", lambda: "/scratch of mine")
     monkeypatch.setattr(os, "access", lambda path, mode: is_writable or path != "/tmp")
-    session._prepare_jvm({})
+    driver_jvm.prepare_jvm({})
     options = shlex.split(os.environ["SPARK_SUBMIT_OPTS"])
     assert ("-Djava.io.tmpdir=/scratch of mine" in options) != is_writable
 

@@ -15,7 +15,7 @@ import pytest
 import zmq
 import zmq.auth
 
-from pipeline.spark.session import PACKAGE
+from pipeline.spark.shipping import PACKAGE
 from tests.clusters import free_ports
 from tests.support.configs import make_config
 from tests.support.trainer_runs import until

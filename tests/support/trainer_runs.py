@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pandas as pd
 import psutil
 
-from pipeline.spark.session import PACKAGE
+from pipeline.spark.shipping import PACKAGE
 from tests.clusters.processes import is_alive
 from trainer.__main__ import main
 from trainer.checkpoints.read import newest, read_vector

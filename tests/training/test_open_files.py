@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.spark.session import PACKAGE
+from pipeline.spark.shipping import PACKAGE
 from tests.support.server_processes import FACTS, Served
 from tests.support.slow_model import SLOW
 from tests.support.trainer_runs import Training, until

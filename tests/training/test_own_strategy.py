@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.spark.session import PACKAGE
+from pipeline.spark.shipping import PACKAGE
 from pipeline.strategies import STRATEGIES
 from tests.conftest import make_rows, write_binary
 from tests.support.application import Ended, run_program

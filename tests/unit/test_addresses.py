@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from pipeline.core.errors import UsageError
-from pipeline.spark.session import PACKAGE
+from pipeline.spark.shipping import PACKAGE
 from tests.clusters.machine import free_ports
 from tests.support.trainer_sets import own_address
 from trainer.transport.addresses import all_interfaces, check_addresses, interface, interface_towards, listening

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.import_path import SAFE_PATH, child_variables, handed_on
-from pipeline.spark.session import PACKAGE
+from pipeline.spark.shipping import PACKAGE
 
 pytestmark = pytest.mark.slow  # processes of its own
 

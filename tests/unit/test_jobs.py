@@ -17,7 +17,7 @@ from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.storage.store import Store
 from pipeline.runs.command import note_on_copies
 from pipeline.runs.flags import read_request, sharding_parser
-from pipeline.spark.session import PACKAGE
+from pipeline.spark.shipping import PACKAGE
 from pipeline.strategies import Strategy, class_cluster
 from pipeline.strategies.class_cluster import ClassCluster
 from pipeline.strategies.distribution_aware import DistributionAware

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.spark.session import PACKAGE
+from pipeline.spark.shipping import PACKAGE
 from trainer.transport.malformed import MalformedMessageError
 from trainer.transport.shared_memory import NONCE_BYTES, SEALS, SharedVectors, WorkerMemory, open_memory
 

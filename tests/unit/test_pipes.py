@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.spark.session import PACKAGE
+from pipeline.spark.shipping import PACKAGE
 from trainer.transport.malformed import MalformedMessageError
 from trainer.transport.pipes import MOST_BYTES, MessagePipe, PipeWriter, open_pipe, open_pipes
 

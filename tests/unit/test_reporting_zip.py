@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.spark.package import TRAINER
-from pipeline.spark.session import PACKAGE, package_zip
+from pipeline.spark.shipping import PACKAGE, package_zip
 from tests.clusters.machine import ROOT
 
 # As a task of Spark does it: site, which starts with the interpreter, would take "/./" out of PYTHONPATH.

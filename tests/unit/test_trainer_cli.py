@@ -15,7 +15,7 @@ import torch
 from pipeline.core import command_line
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.program import execute
-from pipeline.spark.session import PACKAGE
+from pipeline.spark.shipping import PACKAGE
 from tests.support.configs import make_config
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from tests.unit.test_run_folder import content, finished, unfinished

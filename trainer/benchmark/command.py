@@ -17,7 +17,8 @@ from pipeline.core.storage.store import Store
 from pipeline.core.storage.uri import PATTERN_SIGNS, is_remote, split_uri
 from pipeline.spark.package import TRAINER
 from pipeline.spark.progress import PhaseLog
-from pipeline.spark.session import ship_package, spark_context
+from pipeline.spark.session import spark_context
+from pipeline.spark.shipping import ship_package
 from trainer.benchmark.experiment import add_experiment_flags, experiment_from_flags
 from trainer.benchmark.results.summary import SystemSummary, judge_goals, summarise
 
