@@ -36,7 +36,7 @@ class LateStore(Store):
 
     late: list[Any] = field(default_factory=list)
 
-    def write_new(self, uri: str, data: bytes) -> None:
+    def write_new(self, uri: str, data: bytes | Path) -> None:
         (self.late.pop() if self.late else Store.write_new)(self, uri, data)
 
 

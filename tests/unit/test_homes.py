@@ -4,11 +4,13 @@ A ``StorePlace`` of a local folder goes the ways of HDFS, but for the network.""
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
 import signal
 import sys
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -22,6 +24,7 @@ from pipeline.core.errors import DataError, UsageError
 from pipeline.core.storage.hdfs import HdfsFiles, HdfsWriter
 from pipeline.core.storage.local import LocalFiles
 from pipeline.core.storage.objects import ObjectFiles
+from pipeline.core.storage.store import Store
 from tests.support.places import STORE, elsewhere
 from tests.unit.test_checkpoint import numbers, state_of, write
 from trainer.checkpoints.generations import Generations, write_generations
@@ -39,7 +42,7 @@ from trainer.checkpoints.read import (
 )
 from trainer.checkpoints.state import folder_of, slice_name
 from trainer.checkpoints.write import mark_evaluated, mark_final, write_state
-from trainer.home.place import StorePlace, listing, place_of, resolve_home, write_whole
+from trainer.home.place import StorePlace, copy_into, listing, place_of, resolve_home, write_whole
 
 
 def test_a_file_is_put_once_and_replaced_whole(place: str) -> None:
@@ -52,6 +55,36 @@ def test_a_file_is_put_once_and_replaced_whole(place: str) -> None:
     STORE.replace(f"{place}/c/file", b"three")
     assert (STORE.read(path), STORE.read(f"{place}/c/file")) == (b"two", b"three")
     assert listing(StorePlace(place, STORE)) == ["a/b/file", "c/file"], "no draft is left"
+
+
+def test_a_long_file_is_copied_in_blocks(home: StorePlace, tmp_path: Path) -> None:
+    """Copy a file to a store and back, with less than half of it in memory."""
+    source, target = tmp_path / "log", tmp_path / "copy"
+    source.write_bytes(content := np.random.default_rng(0).bytes(32 << 20))
+    tracemalloc.start()
+    write_whole(home / "runs" / "log", source)
+    with open(target, "w+b") as file:
+        copy_into(home / "runs" / "log", file)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert target.read_bytes() == content
+    assert peak < len(content) / 2
+
+
+def test_a_copy_is_of_one_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace a file after its first block was read."""
+
+    class ReplacedReader(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if self.tell():
+                raise OSError("the file was replaced while it was read; read it again")
+            return super().read(size)
+
+    readers = [io.BytesIO(b"new"), ReplacedReader(b"first version")]
+    monkeypatch.setattr(Store, "open", lambda self, uri: readers.pop())
+    with open(tmp_path / "copy", "w+b") as file:
+        copy_into(StorePlace("hdfs://namenode:9000/log", STORE), file)
+    assert (tmp_path / "copy").read_bytes() == b"new"
 
 
 def test_a_checkpoint_anywhere_reads_back_cut_into_any_ranges(home: StorePlace) -> None:

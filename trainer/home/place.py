@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import BinaryIO, TypeAlias, TypeVar
 
 from pipeline.core.atomic import sync, write_durably
 from pipeline.core.errors import UsageError
@@ -103,12 +103,30 @@ def is_file(place: Place) -> bool:
         return False
 
 
-def write_whole(place: Place, data: bytes) -> None:
-    """Replace a file atomically: after a crash either the old or the new content is there. Raises OSError."""
+def write_whole(place: Place, data: bytes | Path) -> None:
+    """Replace a file atomically: after a crash either the old or the new content is there. Raises OSError.
+
+    data: the content, or a local file, of which a copy to a store has a few blocks in memory."""
     if isinstance(place, Path):
-        write_durably(place, data)
+        write_durably(place, data if isinstance(data, bytes) else data.read_bytes())
     else:
         place.store.replace(place.uri, data)
+
+
+def copy_into(place: Place, file: BinaryIO) -> None:
+    """Write the content of a file into a local one, which is open for writing and empty, in blocks.
+
+    All bytes are of one version: a read of a file that is replaced begins anew. Raises FileNotFoundError and
+    OSError."""
+
+    def write() -> None:
+        """Copy once."""
+        file.seek(0)
+        file.truncate()
+        with open(place, "rb") if isinstance(place, Path) else place.store.open(place.uri) as source:
+            shutil.copyfileobj(source, file, BLOCK_BYTES)
+
+    with_retries(write)()
 
 
 def make(folder: Place) -> None:

@@ -29,7 +29,7 @@ from pipeline.core.atomic import path_in_errors
 from pipeline.core.errors import DataError, JobError
 from pipeline.core.storage.claim import claim
 from trainer.home.folders import Folders
-from trainer.home.place import Place, StorePlace, entries, write_whole
+from trainer.home.place import Place, StorePlace, copy_into, entries, write_whole
 from trainer.run_files import METRICS, PUSHES, SEGMENTS
 
 APPENDED = (METRICS, PUSHES)
@@ -144,13 +144,13 @@ def apply_segments(file: BinaryIO, parts: Iterable[tuple[int, bytes]]) -> None:
 def write_whole_log(home: Place, file: str, listing: SegmentListing, path: Path) -> int:
     """Write a log file as the leading hosts have copied it so far, and return its size in bytes.
 
-    Costs one operation per segment; the home's file is in memory. Raises DataError if bytes are missing,
-    FileNotFoundError if a segment was deleted after the listing, and OSError.
+    Costs one operation per segment, which is in memory, and one for each block of the home's file. Raises DataError if
+    bytes are missing, FileNotFoundError if a segment was deleted after the listing, and OSError.
 
     file: metrics.jsonl or pushes.csv; listing: of HOME/segments; path: the local file, which is replaced."""
     with path_in_errors(path), open(path, "w+b") as whole:
         with suppress(FileNotFoundError):
-            whole.write((home / file).read_bytes())  # at once, because an earlier start may replace the file
+            copy_into(home / file, whole)
         parts = ((part.offset, (home / SEGMENTS / part.name).read_bytes()) for part in listing.leader_segments(file))
         try:
             apply_segments(whole, parts)
@@ -306,7 +306,7 @@ def complete_log(folders: Folders) -> None:
     listing = copy(folders)
     for file in APPENDED:
         if (folders.work / file).exists():
-            write_whole(folders.home / file, (folders.work / file).read_bytes())
+            write_whole(folders.home / file, folders.work / file)
     # The writes may have waited for the home longer than another host for the lease.
     if list_segments(folders.home).last_start > int(folders.source):
         raise SupersededError(f"{folders.home} is in use by a later start of the run; this one ends")

@@ -216,7 +216,7 @@ class WorkFolder:
         for path in sorted((self.folders.work / TENSORBOARD).glob("*")):
             # A start writes to a file of its own, and the files of earlier starts do not change any more.
             if (size := path.stat().st_size) != self._board_sizes.get(path.name):
-                write_whole(self.folders.home / TENSORBOARD / path.name, path.read_bytes())
+                write_whole(self.folders.home / TENSORBOARD / path.name, path)
                 self._board_sizes[path.name] = size
 
 

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from functools import lru_cache, partial
 from itertools import chain
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 from pipeline.core.atomic import path_in_errors
@@ -192,8 +193,8 @@ class ObjectFiles:
         else:
             self.put_parts(path, file, size)
 
-    def put(self, path: str, data: bytes) -> None:
-        """Write an object atomically, whether it exists or not."""
+    def put(self, path: str, data: bytes | Path) -> None:
+        """Write an object atomically, whether it exists or not. data: the content, or a local file."""
         with self._errors(path):
             self.api.put(self.client, self._key(path), data)
 

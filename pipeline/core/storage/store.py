@@ -11,12 +11,14 @@ import builtins
 import json
 import os
 import re
+import shutil
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import BinaryIO
 
 from pipeline.core.errors import UsageError
@@ -32,6 +34,7 @@ from pipeline.core.storage.webhdfs import web_files
 
 CALLS = 8  # calls of a local disk or of a WebHDFS gateway that are made at once
 REMOTE_CALLS = 64  # calls of an object store or of a NameNode that are made at once
+BLOCK_BYTES = 4 << 20  # bytes of a copied file in memory at a time
 ENCRYPTED_SPILL = "spark.io.encryption.enabled"  # temporary files on local disks must not hold data in the clear
 
 
@@ -156,16 +159,21 @@ class Store:
     def create(self, uri: str) -> BinaryIO:
         return self.files(uri).create(uri)
 
-    def write_new(self, uri: str, data: bytes) -> None:
+    def write_new(self, uri: str, data: bytes | Path) -> None:
         """Write a file; transient errors are retried. The caller has made sure that nobody else uses the name.
 
-        A file of that name is replaced: an earlier try has left it, and its answer was lost."""
+        data: the content, or a local file, which is read in blocks. A file of that name is replaced: an earlier try has
+        left it, and its answer was lost."""
 
         def write() -> None:
             """Write the file once; delete a partial file before a retry."""
             try:
                 with self.create(uri) as file:
-                    file.write(data)
+                    if isinstance(data, bytes):
+                        file.write(data)
+                    else:
+                        with open(data, "rb") as source:
+                            shutil.copyfileobj(source, file, BLOCK_BYTES)
             except OSError as error:
                 if is_transient(error):
                     self.delete(uri)
@@ -177,11 +185,12 @@ class Store:
             with_retries(self.delete)(uri)
             with_retries(write)()
 
-    def replace(self, uri: str, data: bytes) -> None:
+    def replace(self, uri: str, data: bytes | Path) -> None:
         """Replace the content of a file atomically, and make its folder if it is missing.
 
-        Readers see the complete old or new content, also if the process is killed, which can leave a temporary file
-        beside it. Costs one put in an object store, in parts above 5 MiB, elsewhere two operations."""
+        data: the content, or a local file, which is read in blocks. Readers see the complete old or new content, also if
+        the process is killed, which can leave a temporary file beside it. Costs one put in an object store, in parts above
+        5 MiB, elsewhere two operations."""
         files = self.files(uri)
         if isinstance(files, ObjectFiles):
             return with_retries(files.put)(uri, data)
@@ -197,7 +206,7 @@ class Store:
             return with_retries(files.put_new)(uri, data)
         self._write_staged(uri, data, lambda draft: self.rename(draft, uri))
 
-    def _write_staged(self, uri: str, data: bytes, place: Callable[[str], None]) -> None:
+    def _write_staged(self, uri: str, data: bytes | Path, place: Callable[[str], None]) -> None:
         """Write a temporary file beside the target and move it there with ``place``; delete it if that fails."""
         folder, _, name = uri.rpartition("/")
         draft = f"{folder}/.{name}.{uuid.uuid4().hex[:8]}.tmp"
