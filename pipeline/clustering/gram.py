@@ -127,7 +127,7 @@ def gram_of_blocks(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Gram
                 if len(rows) > 1024 and squares.max() >= EXACT_F32:
                     pending += [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
                     continue
-                if (diagonal + squares).max() > EXACT_F32:
+                if (diagonal + squares).max() >= EXACT_F32:  # above the bound, this sum too may be rounded down to it
                     flush()
                 diagonal += squares
                 total += rows.sum(axis=0, dtype=np.float64).astype(np.int64)

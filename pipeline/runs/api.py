@@ -30,7 +30,7 @@ from pipeline.runs.request import Request, input_path, preflight
 from pipeline.runs.steps.run import ShardingResult
 from pipeline.runs.tables import tables_as_files
 from pipeline.spark.progress import PhaseLog
-from pipeline.spark.session import spark_context
+from pipeline.spark.session import context_of, spark_context
 from pipeline.spark.store import open_store
 from pipeline.strategies import STRATEGIES, Strategy
 
@@ -134,7 +134,7 @@ def shard(
 def reshard(
     spark: SparkSession | None = None,
     *,
-    input: str,
+    input: str | os.PathLike[str],
     output: str,
     num_workers: int,
     overwrite: bool = False,
@@ -154,7 +154,7 @@ def reshard(
         num_workers: the new number of shards.
     """
     request = Request(
-        input=input,
+        input=input_path(input, "input"),
         output=os.fspath(output),
         num_workers=num_workers,
         overwrite=overwrite,
@@ -252,7 +252,7 @@ def open_shards(uri: str, spark: SparkSession | None = None) -> ShardSet:
     """Return the committed set in a folder: its manifest and its files. Raises DataError if there is none.
 
     spark: needed for hdfs:// and s3:// addresses that require Spark's Hadoop settings."""
-    return open_committed(open_store(spark.sparkContext) if spark else Store(), uri)
+    return open_committed(open_store(context_of(spark)) if spark else Store(), uri)
 
 
 def shard_request(

@@ -18,6 +18,11 @@ def running_context() -> SparkContext | None:
     return SparkContext._active_spark_context
 
 
+def is_stopped(context: SparkContext) -> bool:
+    """True if a context has been stopped."""
+    return context._jsc is None
+
+
 def has_gateway() -> bool:
     """True if this process has started a JVM, or was started by one that it has connected to."""
     return SparkContext._gateway is not None

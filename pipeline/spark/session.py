@@ -28,6 +28,7 @@ from pipeline.core.sizes import bytes_in_words
 from pipeline.spark.driver_jvm import DRIVER_MEMORY, LOCAL_IP, is_nameless, name_user, prepare_jvm
 from pipeline.spark.jvm import (
     accumulator_server,
+    is_stopped,
     jvm_end,
     jvm_of,
     running_context,
@@ -50,6 +51,8 @@ NOISY = (
 
 MASTER_S = 5.0  # the time in which a standalone master must accept a connection
 JVM_END_S = 10.0  # how long a killed JVM may take from its last answer to its end
+CONNECT = "SPARK_CONNECT_MODE_ENABLED"  # PySpark sets it when a session of Spark Connect starts
+NO_TASKS = "a Spark Connect session runs no Python tasks of its own"
 UI = "spark.ui.enabled"
 PROGRESS = "spark.ui.showConsoleProgress"
 
@@ -150,6 +153,15 @@ def check_master(master: str) -> None:
     raise JobError(f"no Spark master answers at {master}: {reasons}; check --master, and that the master runs")
 
 
+def context_of(session: SparkSession) -> SparkContext:
+    """Return the context of a session. Raises UsageError if it was stopped, or has none here, as with Spark Connect."""
+    if type(session).__module__.startswith("pyspark.sql.connect"):
+        raise UsageError(f"{NO_TASKS}; pass a session of the cluster itself")
+    if is_stopped(session.sparkContext):
+        raise UsageError("this Spark session has been stopped; pass one that runs, or none")
+    return session.sparkContext
+
+
 @contextmanager
 def spark_context(
     spark: SparkSession | None = None, *, debug: bool = False, master: str | None = None
@@ -167,12 +179,8 @@ def spark_context(
         debug: log at level INFO and keep noisy loggers.
         master: the master of a new context, which overrides spark-submit's. Raises JobError if it does not answer.
     """
-    if spark is not None and type(spark).__module__.startswith("pyspark.sql.connect"):
-        raise UsageError(
-            "a Spark Connect session runs no Python tasks of its own; pass a session of the cluster itself"
-        )
     if spark is not None:
-        ship_package(spark.sparkContext)
+        ship_package(context_of(spark))
         yield spark.sparkContext
         return
     with ExitStack() as stack:
@@ -195,6 +203,9 @@ def spark_context(
 
 def _context_conf(*, debug: bool, master: str | None) -> SparkConf:
     """Return the settings of a new context, after the start of its JVM. See ``spark_context``."""
+    # PySpark refuses a context then, but only after the start of a JVM.
+    if CONNECT in os.environ and "SPARK_LOCAL_REMOTE" not in os.environ:
+        raise UsageError(f"{NO_TASKS}; start this program without a Spark Connect session")
     if master:
         check_master(master)
     defaults = spark_defaults()

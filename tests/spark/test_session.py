@@ -23,6 +23,7 @@ from pyspark import SparkContext
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.import_path import drop_zips
 from pipeline.datasets.synthetic import SampleSpec, files_of, write
+from pipeline.runs.api import open_shards
 from pipeline.spark import driver_jvm, session
 from pipeline.spark.driver_jvm import jvm_options
 from pipeline.spark.session import PYTHON_WORKERS, spark_context, spark_defaults
@@ -147,6 +148,22 @@ def test_a_spark_connect_session_is_refused_in_one_line() -> None:
     session: Any = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
     with pytest.raises(UsageError, match="Spark Connect"), spark_context(session):
         pytest.fail("it went on")
+
+
+def test_an_active_connect_session_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PySpark sets the variable when a session of Spark Connect starts."""
+    monkeypatch.setattr(session, "running_context", lambda: None)
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    with pytest.raises(UsageError, match="Spark Connect"), spark_context():
+        pytest.fail("it went on")
+
+
+def test_a_stopped_session_is_refused_in_one_line() -> None:
+    stopped: Any = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None))
+    with pytest.raises(UsageError, match="has been stopped"), spark_context(stopped):
+        pytest.fail("it went on")
+    with pytest.raises(UsageError, match="has been stopped"):
+        open_shards("shards", stopped)
 
 
 @pytest.mark.full

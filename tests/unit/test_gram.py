@@ -42,6 +42,15 @@ def test_block_gram_equals_the_integer_gram_bit_for_bit(rows: int, fill: str) ->
     assert found.count == rows
 
 
+@pytest.mark.parametrize("cut", [1, 700, 1024])
+def test_a_sum_one_above_the_bound_is_exact(cut: int) -> None:
+    """Add 1 to 2^24, the sum of the squares of 1,024 black pixels."""
+    images = np.zeros((1025, 4), np.uint8)
+    images[1024] = 129
+    for blocks in ([images], [images[:cut], images[cut:]]):
+        assert gram.gram_of_blocks(blocks, 4).packed.tolist() == [2**24 + 1] * 10
+
+
 @given(st.lists(st.integers(0, 400), min_size=0, max_size=5), st.permutations(range(6)))
 @settings(max_examples=25, deadline=None)
 def test_merging_parts_in_any_order_gives_the_same_bits(cuts: list[int], order: list[int]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,35 @@ def test_a_loaded_model_is_the_evaluated_one(run: Result) -> None:
     assert run.class_accuracy == pytest.approx(by_class)
     assert np.array(run.confusion).sum() == len(EVAL_ROWS)
     assert (classifier.metadata.chw, classifier.metadata.classes, classifier.training) == (SHAPE, CLASSES, False)
+
+
+@contextmanager
+def set_torch(kind: str) -> Iterator[None]:
+    """Set torch as a notebook may have it: by a context, or a default of the process."""
+    contexts: dict[str, AbstractContextManager[object]] = {
+        "autocast": torch.autocast("cpu", torch.bfloat16),
+        "no-grad": torch.no_grad(),
+        "inference": torch.inference_mode(),
+        "device": torch.device("meta"),
+        "float64": nullcontext(),
+    }
+    torch.set_default_dtype(torch.float64 if kind == "float64" else torch.float32)
+    try:
+        with contexts[kind]:
+            yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("kind", ["autocast", "no-grad", "inference", "device", "float64"])
+def test_the_callers_torch_changes_no_run(kind: str, run: Result, shards: Path, tmp_path: Path) -> None:
+    with set_torch(kind):
+        same = simulate(make_config(shards, tmp_path / "run", epochs=1, batch_size=10), SimulationSettings(), QUIET)
+        classifier = load(str(run.output))
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (run.output / "model.safetensors").read_bytes()
+    assert isinstance(same, Result)
+    assert {(each.dtype, each.device.type) for each in classifier.parameters()} == {(torch.float32, "cpu")}
+    classifier(torch.from_numpy(EVAL_ROWS.images_NCHW[:4])).sum().backward()
 
 
 def test_a_model_file_is_enough_to_load_a_model(run: Result, tmp_path: Path) -> None:

@@ -24,9 +24,11 @@ from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from tests.support.virtual_runs import QUIET, RESUME, final, virtual
 from trainer import Options, Result
 from trainer.checkpoints.read import newest, read_vector
+from trainer.checkpoints.state import RunState
 from trainer.data.deal import deal
 from trainer.data.loading import load_worker
 from trainer.data.opening import open_shards
+from trainer.home.place import Place
 from trainer.lifecycle.interruption import RunInterruptedError
 from trainer.protocols.downpour import Downpour
 from trainer.runlog.kinds.base import LogEvent
@@ -35,6 +37,7 @@ from trainer.runlog.kinds.training import EpochEvent
 from trainer.runlog.read import read_events, surviving_events
 from trainer.runlog.result import read_result
 from trainer.simulate import main, simulate
+from trainer.simulation import run
 from trainer.simulation.compute import MiniBatchResult, Quadratic
 from trainer.simulation.engine import Engine
 from trainer.simulation.failures import parse_failures
@@ -284,6 +287,21 @@ def test_an_interruption_names_the_version_of_its_resume(
     with pytest.raises(RunInterruptedError, match=rf"^interrupted at version {version} \(epoch {version / 10:.2f}\);"):
         virtual(tmp_path / "run", "bsp", exchange=exchange, epoch_checkpoints=True)
     assert newest(tmp_path / "run" / "checkpoints") == version
+
+
+def test_ctrl_c_in_the_last_evaluation_is_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluate only at the end, where the first signal is raised in Python."""
+
+    def interrupt(root: Place, state: RunState) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run._Watcher, "__call__", lambda self, engine: None)
+        patched.setattr(run, "mark_evaluated", interrupt)
+        with pytest.raises(RunInterruptedError, match="--resume continues"):
+            virtual(tmp_path / "run", "bsp")
+    assert lines_of(tmp_path / "run" / "metrics.jsonl", "end")[-1]["cause"] == "interrupted"
+    assert virtual(tmp_path / "run", "bsp", options=Options(resume=True, silent=True, report=False)).cause == "finished"
 
 
 def test_a_toy_run_that_diverges_says_so(tmp_path: Path) -> None:

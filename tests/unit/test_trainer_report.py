@@ -611,6 +611,37 @@ def test_quiet_says_nothing() -> None:
     assert log.getvalue() == ""
 
 
+class Stream:
+    """A standard error that can only write, as one that a program redirects to its log."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+class Console(Stream):
+    """A terminal without a size, as that of a development environment."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [None, Stream(), Console()])
+def test_any_object_may_stand_for_standard_error(stream: Stream | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    progress = ProgressLine()
+    progress.update(STATUS)
+    progress.message("worker 3 restarted")
+    progress.close()
+    assert stream is None or "worker 3 restarted" in stream.text
+
+
 def all_of(master: int) -> str:
     """What was written to the other end of a terminal, which is closed by now."""
     chunks = []

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from trainer.coordination.orders import StepMeasurements
 
 DECIMALS = 6  # of step_s in pushes.csv, so that the log has the very times that decide
+ROUNDING = 1e-9  # relative: 3 * 0.1 is more than 0.3 in floating point
 
 
 class StragglerRule(NamedTuple):
@@ -41,7 +42,7 @@ def find_straggler(step_s: Sequence[Sequence[float]], factor: float) -> Straggle
     medians = [median(times) for times in step_s]
     ordinary = median_low(medians)
     slowest = max(range(len(medians)), key=medians.__getitem__)
-    if not ordinary > 0 or medians[slowest] < factor * ordinary:
+    if not ordinary > 0 or medians[slowest] * (1 + ROUNDING) < factor * ordinary:
         return None
     return Straggler(slowest, medians[slowest] / ordinary)
 

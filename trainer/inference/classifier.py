@@ -16,7 +16,7 @@ from pipeline.core.storage.retries import unreadable_is_data_error
 from trainer.checkpoints.slice_file import json_header
 from trainer.home.place import Place, is_file, place_of
 from trainer.models import ModelSpec, OwnModel, model_from_json
-from trainer.models.devices import preserve_generator
+from trainer.models.devices import preserve_generator, usual_torch
 from trainer.models.metadata import ModelMetadata, from_header
 from trainer.models.own import describe_error
 from trainer.models.tasks import Task
@@ -107,7 +107,8 @@ def load(run: str | Path, *, best: bool = False) -> Classifier:
     absent = [name for name in missing if network.state_dict()[name].is_floating_point()]
     if absent or unexpected:
         raise DataError(f"{path} is of another network: {(absent + list(unexpected))[0]} has no counterpart")
-    return Classifier(network, metadata, spec.task(), sha256(data).hexdigest()).eval()
+    with usual_torch():
+        return Classifier(network, metadata, spec.task(), sha256(data).hexdigest()).eval()
 
 
 def find_model(run: str | Path, *, best: bool = False) -> Place:

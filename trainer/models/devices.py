@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 
@@ -52,10 +52,30 @@ def compute_reproducibly(device: torch.device) -> None:
 
 
 @contextmanager
+def usual_torch() -> Iterator[None]:
+    """Compute as in a new process, whatever the caller has set: in float32, on the CPU, with gradients, without autocast."""
+    dtype = torch.get_default_dtype()
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for kind in ("cpu", "cuda"):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        # As a context it would look at every call of torch.
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        torch.set_default_dtype(torch.float32)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(dtype)
+
+
+@contextmanager
 def preserve_torch_state() -> Iterator[None]:
     """Restore the settings of torch that a computation in the caller's process changes: threads, generator, kernels.
 
-    Another thread that enters such a block, or one of ``preserve_generator``, waits until this one is left."""
+    The caller's own settings do not change the computation: see ``usual_torch``. Another thread that enters such a block,
+    or one of ``preserve_generator``, waits until this one is left."""
     with _TORCH_STATE_LOCK:
         threads = torch.get_num_threads()
         is_deterministic = torch.are_deterministic_algorithms_enabled()
@@ -63,7 +83,7 @@ def preserve_torch_state() -> Iterator[None]:
         # The generator of a card that nothing has used would be set up only to be restored.
         is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         devices = list(range(torch.cuda.device_count())) if is_used else []
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=devices), usual_torch():
             try:
                 yield
             finally:
@@ -73,8 +93,10 @@ def preserve_torch_state() -> Iterator[None]:
 
 @contextmanager
 def preserve_generator() -> Iterator[None]:
-    """Restore the state of the CPU's generator. Other threads wait, as for ``preserve_torch_state``."""
-    with _TORCH_STATE_LOCK, torch.random.fork_rng(devices=[]):
+    """Restore the state of the CPU's generator, and compute as ``usual_torch`` does.
+
+    Other threads wait, as for ``preserve_torch_state``."""
+    with _TORCH_STATE_LOCK, torch.random.fork_rng(devices=[]), usual_torch():
         yield
 
 

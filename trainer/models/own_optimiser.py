@@ -86,6 +86,7 @@ class TorchSlice(ParameterSlice):
 
 def slots_of(reference: str) -> int:
     """Return the elements of state per parameter, at least 1. Raises UsageError."""
+    probe.cache_clear()  # in a notebook, the module may have changed since the last run
     return max(1, len(probe(reference).arrays))
 
 

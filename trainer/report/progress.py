@@ -50,9 +50,20 @@ def line(status: RunStatus) -> str:
 
 
 def size(terminal: TextIO) -> dict[str, Any]:
-    """Return tqdm's options for its size. Some terminals report 0 x 0, for which tqdm would show nothing."""
-    columns, rows = os.get_terminal_size(terminal.fileno())
+    """Return tqdm's options for its size.
+
+    Some terminals report 0 x 0, for which tqdm would show nothing, and consoles of development environments have none."""
+    try:
+        columns, rows = os.get_terminal_size(terminal.fileno())
+    except (OSError, ValueError, AttributeError):
+        return USUAL_SIZE
     return {"dynamic_ncols": True} if columns and rows else USUAL_SIZE
+
+
+def is_terminal(file: TextIO | None) -> bool:
+    """True if a stream is a terminal. A program may replace standard error by None, or by an object that cannot tell."""
+    isatty = getattr(file, "isatty", None)
+    return bool(isatty and isatty())
 
 
 class ProgressLine:
@@ -71,8 +82,8 @@ class ProgressLine:
     ) -> None:
         self._file = file or sys.stderr
         self._now = now
-        self._quiet = quiet
-        self._terminal = self._file.isatty() and not console.is_json()
+        self._quiet = quiet or self._file is None
+        self._terminal = is_terminal(self._file) and not console.is_json()
         self._bar: Any = None
         self._pending: RunStatus | None = None  # the newest status that has not been printed
         self._begin = now()

@@ -25,6 +25,7 @@ from trainer.exchange.neighbours import NeighbourExchange
 from trainer.gossip.rounds import EMPTY, Pool
 from trainer.home.place import Place
 from trainer.leader.peer_checkpoints import PeerTimes, stored_plans
+from trainer.report.progress import is_terminal
 from trainer.rules import build_slice, build_weights, enter_cohort, enter_stage, local_plan, slots_of, worker_rate
 from trainer.run_files import CHECKPOINTS, CONFIG, METRICS, PUSHES
 from trainer.runlog.kinds.base import LogEvent
@@ -64,7 +65,7 @@ class ReplayResult:
 
 def _bar_interval_s() -> float:
     """Return the least seconds between two updates of a progress bar: few of them if they go to a file."""
-    return 0.1 if sys.stderr.isatty() else 10.0
+    return 0.1 if is_terminal(sys.stderr) else 10.0
 
 
 def replay(run: Place, *, quiet: bool = True) -> ReplayResult:

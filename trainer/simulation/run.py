@@ -265,7 +265,8 @@ def _run(
         log_start(config, planned, folders, simulated.to_json())
         with interruptible(watcher):
             engine.run()
-        watcher.evaluate(engine)
+        with _keyboard_interrupts():
+            watcher.evaluate(engine)
         status = engine.status()
         if status.diverged:
             raise DivergenceError(f"the run diverged: {status.diverged} (see {folders.home})")
@@ -275,7 +276,8 @@ def _run(
         cause = "finished"
     except RunInterruptedError:
         cause = "interrupted"
-        engine.interrupt()
+        if not engine.status().finished:
+            engine.interrupt()
         # The version of the checkpoint: a run of neighbours, or without its server, has not written one now.
         raise RunInterruptedError(describe_interruption(folders.checkpoints)) from None
     except SystemExit as error:  # by the user's model, while it computes
@@ -289,6 +291,15 @@ def _run(
         result = conclude(WorkFolder(folders), options, engine.status(), cause, failure)
         CLOCK.reset(token)
     return result
+
+
+@contextmanager
+def _keyboard_interrupts() -> Iterator[None]:
+    """Raise RunInterruptedError after Ctrl-C: the checkpoints of the block are whole at any time."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise RunInterruptedError from None
 
 
 def _evaluator(context: RunContext, folders: Folders) -> Evaluator:
