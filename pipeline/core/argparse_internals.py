@@ -25,12 +25,30 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
+class _Store(argparse.Action):
+    """The action of arguments with values: a list grows with each occurrence of its flag, else the last value counts."""
+
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        earlier = getattr(namespace, self.dest, None)
+        # A default, such as that of a configuration file, is replaced.
+        if self.nargs in ("+", "*") and isinstance(earlier, list) and earlier is not self.default:
+            values = earlier + values
+        setattr(namespace, self.dest, values)
+
+
 class ListedParser(argparse.ArgumentParser):
-    """An argparse parser whose flags can be listed.
+    """An argparse parser whose flags can be listed, and whose flags of several values may be given several times.
 
     Attributes:
         actions: an action for each argument, in the order of their definition.
     """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.register("action", None, _Store)
+        self.register("action", "store", _Store)
 
     @property
     def actions(self) -> list[argparse.Action]:

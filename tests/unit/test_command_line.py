@@ -26,6 +26,7 @@ from tests.clusters import ROOT
 from trainer import simulate
 from trainer.embed import __main__ as embed
 from trainer.flags import build_parser as build_trainer_parser
+from trainer.study import __main__ as study
 
 
 @pytest.fixture
@@ -130,6 +131,24 @@ def test_a_misspelt_required_flag_is_recognised() -> None:
         shard_parser().parse_args(["--imput", "x", "--output", "y", "--strategy", "random"])
     with pytest.raises(UsageError, match=r"required: --input; see"):
         shard_parser().parse_args(["--output", "y", "--strat", "random"])
+
+
+def test_occurrences_of_a_list_flag_add_up(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('shards = "default"\nseed = 1\n')
+    argv = ["--output", "o", "--config", str(file), "--seed", "2", "--shards", "a", "b", "--seed", "3"]
+    args = parse(build_trainer_parser(), [*argv, "--shards", "c"])
+    assert (args.shards, args.seed) == (["a", "b", "c"], 3)
+    args = parse(study.parser(), ["plan", "--output", "o", "--merge", "a", "--merge", "b", "c"])
+    assert args.merge == [Path("a"), Path("b"), Path("c")]
+
+
+def test_a_list_flag_replaces_a_default_that_is_a_list() -> None:
+    flags = Parser(prog="program")
+    flags.add_argument("--names", nargs="*", default=["default"])
+    assert flags.parse_args([]).names == ["default"]
+    assert flags.parse_args(["--names", "a", "--names", "b"]).names == ["a", "b"]
+    assert flags.parse_args([]).names == ["default"]
 
 
 @pytest.mark.parametrize("main", [entry.main, pipeline_commands.main])

@@ -48,7 +48,8 @@ def trainer(*args: object) -> subprocess.CompletedProcess[str]:
 
 
 def parsed(*args: object) -> tuple[Config, Options]:
-    args_of = command_line.parse(build_parser(), [*NEEDED, *map(str, args)])
+    needed = [] if "--shards" in args else NEEDED
+    args_of = command_line.parse(build_parser(), [*needed, *map(str, args)])
     return config_of(args_of), options_of(args_of)
 
 
@@ -162,7 +163,7 @@ def test_paths_mean_the_same_in_every_process(monkeypatch: pytest.MonkeyPatch, t
         (["--epochs", "1", "--roles", "boss"], ["'boss'", "worker:A-B"]),
         (["--epochs", "1", "--output", "http://name/run"], ["--output http://name/run", "for reading"]),
         (["--epochs", "1", "--output", f"{__file__}/run"], ["test_trainer_cli.py is not a folder"]),
-        (["--epochs", "1", "--shards", ""], ["an empty path"]),
+        (["--epochs", "1", "--output", ""], ["an empty path"]),
         (["--epochs", "1", "--config", "/nowhere.toml"], ["/nowhere.toml does not exist"]),
         (["--epochs", "1", "--nonsense"], ["--nonsense", "--help"]),
     ],
@@ -213,14 +214,15 @@ def test_debug_shows_the_trace_before_the_line(
 
 
 def test_flags_that_shards_forbid_leave_the_folder_untouched(shards: Path, tmp_path: Path) -> None:
-    common = ["--shards", str(shards), "--output", str(tmp_path / "run"), "--steps", "1"]
-    for more, error, part in (
-        (["--batch-size", "1"], UsageError, "all 2 workers together"),
-        (["--shards", str(tmp_path)], DataError, "no shards were ever committed"),
-        (["--roles", "server:0,worker:2", "--addresses", "tcp://a:1", "--token-file", "t"], UsageError, "workers 0..1"),
+    common = ["--output", str(tmp_path / "run"), "--steps", "1"]
+    roles = ["--roles", "server:0,worker:2", "--addresses", "tcp://a:1", "--token-file", "t"]
+    for folder, more, error, part in (
+        (shards, ["--batch-size", "1"], UsageError, "all 2 workers together"),
+        (tmp_path, [], DataError, "no shards were ever committed"),
+        (shards, roles, UsageError, "workers 0..1"),
     ):
         with pytest.raises(error) as refused:
-            main([*common, *more])
+            main([*common, "--shards", str(folder), *more])
         assert part in str(refused.value)
     assert not (tmp_path / "run").exists()
 
