@@ -69,7 +69,8 @@ class Parser(ListedParser):
     conf: str | None
 
     def __init__(self, prog: str | None = None, *, add_help: bool = True, **settings: Any) -> None:
-        super().__init__(prog=prog and as_typed(prog), add_help=False, **settings)
+        # An abbreviation could stand for another flag than the intended: --seed for --seeds.
+        super().__init__(prog=prog and as_typed(prog), add_help=False, allow_abbrev=False, **settings)
         if add_help:
             self.add_argument("-h", "--help", action=_ShowHelp, help="show this help and exit")
             self.add_argument("--help-all", action=_ShowHelp, every=True, help="show all options and exit")
@@ -137,9 +138,9 @@ class Parser(ListedParser):
         return f"; did you mean {near[0]}?" if near else ""
 
     def _first_unknown(self, flags: Sequence[str]) -> str:
-        """Return the first given flag that is neither in ``flags`` nor an abbreviation of one; "" if there is none."""
+        """Return the first flag of the command line that is not in ``flags``; "" if there is none."""
         names_used = (argument.partition("=")[0] for argument in self._arguments if argument.startswith("--"))
-        return next((flag for flag in names_used if not any(name.startswith(flag) for name in flags)), "")
+        return next((flag for flag in names_used if flag not in (*flags, "--")), "")
 
 
 def parser(prog: str, description: str | None, epilog: str) -> Parser:

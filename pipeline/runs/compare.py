@@ -132,7 +132,7 @@ def read_variant(words: Sequence[str], args: argparse.Namespace) -> tuple[str, S
     name, strategy = match.groups()
     if name in STRATEGIES:
         raise UsageError(f"{name} is the name of a strategy; choose another name")
-    flags = Parser(prog="compare.py", add_help=False, allow_abbrev=False)
+    flags = Parser(prog="compare.py", add_help=False)
     cli.add_seed_flag(flags)
     add_flags(flags, find(STRATEGIES, "the strategy", strategy), leave_out=cli.COMMON)
     variant_args = flags.parse_args(words[1:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pyspark import SparkContext
 
 from pipeline import __main__ as pipeline_commands
 from pipeline import entry
+from pipeline.core import console
 from pipeline.core.command_line import CONF, Parser, as_typed, parse, parser
 from pipeline.core.errors import UsageError
 from pipeline.core.program import execute
@@ -130,7 +132,30 @@ def test_a_misspelt_required_flag_is_recognised() -> None:
     with pytest.raises(UsageError, match=r"required: --input; did you mean --input\?; see"):
         shard_parser().parse_args(["--imput", "x", "--output", "y", "--strategy", "random"])
     with pytest.raises(UsageError, match=r"required: --input; see"):
-        shard_parser().parse_args(["--output", "y", "--strat", "random"])
+        shard_parser().parse_args(["--output", "y", "--strategy", "random"])
+
+
+@pytest.mark.parametrize(
+    ("make", "argv", "advice"),
+    [
+        (study.parser, ["plan", "--output", "o", "--seed", "42"], "--seed 42; did you mean --seeds?"),
+        (
+            build_trainer_parser,
+            ["--shards", "s", "--output", "o", "--rate", "0.1"],
+            "unrecognized arguments: --rate 0.1",
+        ),
+        (shard_parser, ["--input", "i", "--output", "o", "--strat", "random"], "required: --strategy; did you mean"),
+    ],
+)
+def test_an_abbreviation_is_no_flag(make: Callable[[], Parser], argv: list[str], advice: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(advice)):
+        parse(make(), argv)
+
+
+def test_an_abbreviated_log_format_is_not_used() -> None:
+    with pytest.raises(UsageError, match=r"unrecognized arguments: --log-form=json; did you mean --log-format\?"):
+        parse(build_trainer_parser(), ["--shards", "s", "--output", "o", "--log-form=json"])
+    assert not console.is_json()
 
 
 def test_occurrences_of_a_list_flag_add_up(tmp_path: Path) -> None:
