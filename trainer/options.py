@@ -125,6 +125,9 @@ class Options(Spec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # The command line refuses its two flags, but a file of defaults or a program may set both.
+        if self.resume and self.overwrite:
+            raise UsageError("resume continues the run in --output, and overwrite deletes it: set only one of them")
         if self.roles is not None and not self.addresses:
             raise UsageError("--roles starts a part of a run: give --addresses too, the addresses of all servers")
         if self.roles is not None and not self.token_file:

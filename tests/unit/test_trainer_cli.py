@@ -213,6 +213,20 @@ def test_debug_shows_the_trace_before_the_line(
     assert capsys.readouterr().err.startswith("Traceback")
 
 
+def test_resume_with_overwrite_is_refused_in_a_file(tmp_path: Path) -> None:
+    both, overwrite = tmp_path / "both.toml", tmp_path / "overwrite.toml"
+    overwrite.write_text("overwrite = true\n")
+    both.write_text("resume = true\noverwrite = true\n")
+    with pytest.raises(UsageError, match=r"^resume continues the run") as refused:
+        parsed("--steps", 1, "--config", both)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(UsageError, match=r"^resume continues the run"):
+        Options(resume=True, overwrite=True)
+    for file in (both, overwrite):
+        _, options = parsed("--steps", 1, "--config", file, "--resume")
+        assert (options.resume, options.overwrite) == (True, False)
+
+
 def test_flags_that_shards_forbid_leave_the_folder_untouched(shards: Path, tmp_path: Path) -> None:
     common = ["--output", str(tmp_path / "run"), "--steps", "1"]
     roles = ["--roles", "server:0,worker:2", "--addresses", "tcp://a:1", "--token-file", "t"]
