@@ -50,6 +50,11 @@ class ListedParser(argparse.ArgumentParser):
         self.register("action", None, _Store)
         self.register("action", "store", _Store)
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        if action.option_strings and "" in arg_strings:
+            raise argparse.ArgumentError(action, "the value is an empty text: give a value, or leave the flag out")
+        return super()._get_values(action, arg_strings)
+
     @property
     def actions(self) -> list[argparse.Action]:
         return self._actions

@@ -197,7 +197,8 @@ ADAPTERS = {
 }
 INTERNALS = {
     "argparse": {"_actions", "_action_groups", "_group_actions", "_mutually_exclusive_groups", "_option_string_actions"}
-    | {"_get_formatter", "_get_value", "_ActionsContainer", "_ArgumentGroup", "_AppendAction", "_StoreTrueAction"},
+    | {"_get_formatter", "_get_value", "_get_values", "_ActionsContainer", "_ArgumentGroup", "_AppendAction"}
+    | {"_StoreTrueAction"},
     "multiprocessing": {"_forkserver", "_callback"},
     "py4j": {"_jvm", "_jsc", "_gateway", "_active_spark_context", "_ensure_initialized"},
 }

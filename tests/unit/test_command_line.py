@@ -152,6 +152,15 @@ def test_an_abbreviation_is_no_flag(make: Callable[[], Parser], argv: list[str],
         parse(make(), argv)
 
 
+@pytest.mark.parametrize("argv", [["--eval-input", ""], ["--label-column="], ["--ds", ""], ["--config", ""]])
+def test_an_empty_value_of_a_flag_is_refused(argv: list[str]) -> None:
+    flag = argv[0].rstrip("=")
+    with pytest.raises(
+        UsageError, match=f"{flag}: the value is an empty text: give a value, or leave the flag out; see"
+    ):
+        parse(shard_parser(), ["--input", "i", "--output", "o", "--strategy", "random", *argv])
+
+
 def test_an_abbreviated_log_format_is_not_used() -> None:
     with pytest.raises(UsageError, match=r"unrecognized arguments: --log-form=json; did you mean --log-format\?"):
         parse(build_trainer_parser(), ["--shards", "s", "--output", "o", "--log-form=json"])

@@ -163,7 +163,7 @@ def test_paths_mean_the_same_in_every_process(monkeypatch: pytest.MonkeyPatch, t
         (["--epochs", "1", "--roles", "boss"], ["'boss'", "worker:A-B"]),
         (["--epochs", "1", "--output", "http://name/run"], ["--output http://name/run", "for reading"]),
         (["--epochs", "1", "--output", f"{__file__}/run"], ["test_trainer_cli.py is not a folder"]),
-        (["--epochs", "1", "--output", ""], ["an empty path"]),
+        (["--epochs", "1", "--shards", ""], ["--shards", "an empty text"]),
         (["--epochs", "1", "--config", "/nowhere.toml"], ["/nowhere.toml does not exist"]),
         (["--epochs", "1", "--nonsense"], ["--nonsense", "--help"]),
     ],
