@@ -113,7 +113,6 @@ def _add_run(parser: Parser) -> None:
     add_flags(group, Options, leave_out=(*BEFORE, *HOSTS, *WORKERS, *REAL))
     command_line.add_config_flag(group, "trainer")
     command_line.add_log_format_flag(group)
-    group.add_argument("--debug", action="store_true", help=AdvancedHelp("show stack traces"))
 
 
 def config_of(args: argparse.Namespace) -> Config:

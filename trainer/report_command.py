@@ -11,7 +11,6 @@ from pipeline.core.errors import DataError
 from pipeline.core.extras import require
 from pipeline.core.shardset.manifest import open_committed
 from pipeline.core.shardset.versions import NAME
-from pipeline.core.specs import AdvancedHelp
 from pipeline.core.storage.retries import unreadable_is_data_error
 from pipeline.core.storage.store import configured_store
 from trainer.home.place import place_of
@@ -30,7 +29,6 @@ def parser() -> Parser:
     """Return the parser of the command."""
     result = command_line.parser("sharding report", "Make the report of a shard set or of a training run anew.", EPILOG)
     result.add_argument("place", metavar="PLACE", help="folder of a committed set or of a run, local, hdfs:// or s3://")
-    result.add_argument("--debug", action="store_true", help=AdvancedHelp("show stack traces"))
     return result
 
 

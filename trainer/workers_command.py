@@ -12,7 +12,7 @@ from uuid import uuid4
 from pipeline.core import command_line
 from pipeline.core.command_line import Parser
 from pipeline.core.errors import DataError, JobError, UsageError
-from pipeline.core.specs import AdvancedHelp, Spec, add_flags, from_flags, option
+from pipeline.core.specs import Spec, add_flags, from_flags, option
 from pipeline.core.storage.retries import unreadable_is_data_error
 from trainer.home.place import Place, place_of
 from trainer.launch.workers_request import WorkersRequest, delete_request, read_request, write_request
@@ -53,7 +53,6 @@ def parser() -> Parser:
     result = command_line.parser("sharding workers", "Change the number of workers of a run in progress.", EPILOG)
     result.add_argument("run", metavar="RUN", help="folder of the run, local, hdfs:// or s3://")
     add_flags(result.add_argument_group("change"), WorkersChange)
-    result.add_argument("--debug", action="store_true", help=AdvancedHelp("show stack traces"))
     return result
 
 

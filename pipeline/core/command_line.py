@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from pipeline.core import console
 from pipeline.core.argparse_internals import FlagGroup, HelpFormatter, ListedParser, is_repeatable, is_switch
 from pipeline.core.errors import UsageError
-from pipeline.core.program import execute, fail
+from pipeline.core.program import execute, fail, show_traces
 from pipeline.core.reporting.tables import two_column_table
 from pipeline.core.shardset.layout import MAX_IMAGE_BYTES
 from pipeline.core.specs import WIDTH, AdvancedHelp, descriptions
@@ -146,12 +146,15 @@ class Parser(ListedParser):
 def parser(prog: str, description: str | None, epilog: str) -> Parser:
     """Return a Parser whose texts name the running program (see ``as_typed``) and whose epilog keeps its line
     breaks."""
-    return Parser(
+    result = Parser(
         prog=prog,
         description=description and textwrap.fill(as_typed(description), WIDTH, break_on_hyphens=False),
         epilog=as_typed(epilog),
         formatter_class=HelpFormatter,
     )
+    # For every command: the line of an unforeseen error advises it.
+    result.add_argument("--debug", action="store_true", help=AdvancedHelp("show stack traces, and Spark's logs"))
+    return result
 
 
 def seed(text: str) -> int:
@@ -198,6 +201,8 @@ def parse(flags: Parser, argv: Sequence[str] | None = None) -> argparse.Namespac
     flags.set_defaults(**values)
     if not early.log_format and "log_format" in values:
         console.choose_format(values["log_format"])
+    if values.get("debug"):
+        show_traces(True)
     # Only a second parse without defaults can tell a given value from an equal default.
     flags_used = names_in_argv(flags, argv)
     args = flags.parse_args(argv)

@@ -18,7 +18,14 @@ from pipeline.core.errors import JobError
 from pipeline.core.import_path import hiding_file
 from pipeline.core.storage import retries
 
+_shows_traces = False
 BROKEN_PIPE = 128 + 13  # the exit code that a shell reports for a program that was ended by SIGPIPE
+
+
+def show_traces(shows: bool) -> None:
+    """Set whether ``execute`` prints the stack trace of an error: --debug, or debug = true in a configuration file."""
+    global _shows_traces
+    _shows_traces = shows
 
 
 def unforeseen(error: Exception) -> tuple[str, int]:
@@ -38,7 +45,7 @@ def execute(
         interrupted: message after Ctrl-C.
         cause: returns the line and exit code of an unforeseen error.
     """
-    debug = "--debug" in sys.argv
+    show_traces("--debug" in sys.argv)  # for errors before the command line is parsed
     if os.getpid() == 1:
         # The kernel keeps signals from the first process of a container while they have no handler.
         signal.signal(signal.SIGTERM, _interrupt)
@@ -49,23 +56,23 @@ def execute(
         code = main()
         sys.stdout.flush()  # here, where its errors are still caught
     except JobError as error:
-        code = fail(str(error), error.exit_code, debug)
+        code = fail(str(error), error.exit_code, _shows_traces)
     except KeyboardInterrupt:
-        code = fail(f"interrupted; {interrupted}", 1, debug)
+        code = fail(f"interrupted; {interrupted}", 1, _shows_traces)
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _output_is_closed():
             code = BROKEN_PIPE
         elif follows_interrupt(error):
-            code = fail(f"interrupted; {interrupted}", 1, debug)
+            code = fail(f"interrupted; {interrupted}", 1, _shows_traces)
         elif isinstance(error, OSError) and (reason := _output_error()):
-            code = fail(f"standard output cannot be written: {reason}", 1, debug)
+            code = fail(f"standard output cannot be written: {reason}", 1, _shows_traces)
         elif isinstance(error, FileNotFoundError) and not _has_current_folder():
-            code = fail("the current folder has been deleted: change to another one", 1, debug)
+            code = fail("the current folder has been deleted: change to another one", 1, _shows_traces)
         elif isinstance(error, (OSError, MemoryError)):
-            code = fail(str(error) or type(error).__name__, 1, debug)
+            code = fail(str(error) or type(error).__name__, 1, _shows_traces)
         else:
             line, code = cause(error)
-            code = fail(line, code, debug)
+            code = fail(line, code, _shows_traces)
     for output in (sys.stdout, sys.stderr):
         try:
             output.flush()

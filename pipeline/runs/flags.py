@@ -200,7 +200,6 @@ def add_run_flags(flags: Parser, *, seed: bool = True) -> None:
     )
     command_line.add_log_format_flag(group)
     group.add_argument("--quiet", action="store_true", help="print only results")
-    group.add_argument("--debug", action="store_true", help=AdvancedHelp("show stack traces and Spark's logs"))
 
 
 def add_seed_flag(flags: FlagGroup) -> None:

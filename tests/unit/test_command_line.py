@@ -161,6 +161,19 @@ def test_an_empty_value_of_a_flag_is_refused(argv: list[str]) -> None:
         parse(shard_parser(), ["--input", "i", "--output", "o", "--strategy", "random", *argv])
 
 
+def test_debug_in_a_file_shows_the_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("debug = true\n")
+
+    def main() -> int:
+        parse(shard_parser(), ["--config", str(file), "--input", "i", "--output", "o", "--strategy", "random"])
+        raise ValueError("odd")
+
+    with pytest.raises(SystemExit):
+        execute(main, interrupted="")
+    assert capsys.readouterr().err.startswith("Traceback")
+
+
 def test_an_abbreviated_log_format_is_not_used() -> None:
     with pytest.raises(UsageError, match=r"unrecognized arguments: --log-form=json; did you mean --log-format\?"):
         parse(build_trainer_parser(), ["--shards", "s", "--output", "o", "--log-form=json"])

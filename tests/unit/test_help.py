@@ -109,6 +109,11 @@ def test_help_is_short_and_help_all_is_complete(command: Parser) -> None:
         assert "--help-all" not in last
 
 
+def test_every_command_has_debug(command: Parser) -> None:
+    action = command.actions_by_flag()["--debug"]
+    assert isinstance(action.help, AdvancedHelp), "the line of an unforeseen error names it, and --help-all shows it"
+
+
 def test_every_flag_is_explained_in_plain_text_with_one_default(command: Parser) -> None:
     for flag, text in explained(command).items():
         assert text, flag

@@ -11,7 +11,6 @@ from pipeline.core.command_line import Parser, add_config_flag
 from pipeline.core.errors import UsageError
 from pipeline.core.extras import require
 from pipeline.core.reporting.tables import table
-from pipeline.core.specs import AdvancedHelp
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.store import Store
 from pipeline.core.storage.uri import PATTERN_SIGNS, is_remote, split_uri
@@ -49,7 +48,6 @@ def build_parser(description: str | None, prog: str = "benchmark.py") -> Parser:
     )
     add_config_flag(run_group, "benchmark")
     run_group.add_argument("--quiet", action="store_true", help="print only results")
-    run_group.add_argument("--debug", action="store_true", help=AdvancedHelp("show stack traces and Spark's logs"))
     return parser
 
 

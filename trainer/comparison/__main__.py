@@ -13,7 +13,6 @@ from pipeline.core.errors import DataError, UsageError
 from pipeline.core.extras import require
 from pipeline.core.json_values import build
 from pipeline.core.reporting.tables import table
-from pipeline.core.specs import AdvancedHelp
 from pipeline.core.storage.retries import unreadable_is_data_error
 from pipeline.core.storage.uri import local_folder
 from trainer.home.place import place_of
@@ -61,7 +60,6 @@ def parser() -> Parser:
         metavar="DIR",
         help="local folder for comparison.png and comparison.json (default: only the terminal)",
     )
-    result.add_argument("--debug", action="store_true", help=AdvancedHelp("show stack traces"))
     return result
 
 

@@ -8,7 +8,7 @@ from pipeline.core import command_line, console
 from pipeline.core.command_line import Parser
 from pipeline.core.extras import require
 from pipeline.core.program import execute
-from pipeline.core.specs import AdvancedHelp, add_flags, from_flags
+from pipeline.core.specs import add_flags, from_flags
 from trainer.embed.options import Embedding
 from trainer.tables.options import ROWS
 from trainer.tables.progress import LOGGER
@@ -41,7 +41,6 @@ def parser() -> Parser:
     add_flags(run, Embedding, leave_out=(*ROWS, *fit))
     command_line.add_config_flag(run, "embed")
     command_line.add_log_format_flag(run)
-    run.add_argument("--debug", action="store_true", help=AdvancedHelp("show stack traces"))
     return result
 
 

@@ -10,7 +10,7 @@ from pipeline.core.command_line import Parser
 from pipeline.core.errors import UsageError
 from pipeline.core.extras import require
 from pipeline.core.program import execute
-from pipeline.core.specs import AdvancedHelp, descriptions
+from pipeline.core.specs import descriptions
 from trainer.export.formats import FORMATS, MODEL_FORMATS, SET_FORMATS
 
 INTERRUPTED = "run the same command again"
@@ -45,7 +45,6 @@ def parser() -> Parser:
     result.add_argument("--overwrite", action="store_true", help="replace an earlier export")
     command_line.add_log_format_flag(result)
     result.add_argument("--quiet", action="store_true", help="print no progress")
-    result.add_argument("--debug", action="store_true", help=AdvancedHelp("show stack traces"))
     return result
 
 

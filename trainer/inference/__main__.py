@@ -8,7 +8,7 @@ from pipeline.core import command_line
 from pipeline.core.command_line import Parser
 from pipeline.core.extras import require
 from pipeline.core.program import execute
-from pipeline.core.specs import AdvancedHelp, add_flags, from_flags
+from pipeline.core.specs import add_flags, from_flags
 from trainer.inference.options import PredictOptions
 from trainer.tables.options import ROWS
 from trainer.tables.threads import sleep_while_waiting
@@ -33,7 +33,6 @@ def parser() -> Parser:
     add_flags(result.add_argument_group("model"), PredictOptions, leave_out=(*ROWS, "run"))
     command_line.add_config_flag(result, "predict")
     command_line.add_log_format_flag(result)
-    result.add_argument("--debug", action="store_true", help=AdvancedHelp("show stack traces"))
     return result
 
 

@@ -81,7 +81,6 @@ def parser() -> Parser:
     result.add_argument("--report-only", action="store_true", help="report on the runs in the ledger, without training")
     command_line.add_log_format_flag(result)
     result.add_argument("--quiet", action="store_true", help="print only the result and errors")
-    result.add_argument("--debug", action="store_true", help="show stack traces")
     return result
 
 

@@ -108,7 +108,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="folder to which the tables are written, in a subfolder per study (default: %(default)s)",
     )
     parser.add_argument("--accept", action="store_true", help="renew the digests instead of comparing them")
-    parser.add_argument("--debug", action="store_true", help="show stack traces")
     args = parser.parse_args(argv)
     require("study", "checking a study")
     if not (args.folders or stored_studies()):

@@ -62,7 +62,6 @@ def parser() -> Parser:
         "--draw", type=Path, metavar="FILE", help="draw graph, matchings and spectrum as PNG, SVG or PDF"
     )
     result.add_argument("--json", action="store_true", help="print a JSON object")
-    result.add_argument("--debug", action="store_true", help="show stack traces")
     return result
 
 
