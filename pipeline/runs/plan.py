@@ -282,11 +282,11 @@ def warnings(estimate: CostEstimate, memory_a_task: int) -> list[str]:
         lines.append(f"{shape.clusters:,} clusters exceed the limit of k-means, {MOST_CLUSTERS:,}")
     for phase in estimate.phases:
         if phase.driver_bytes > RESULT_LIMIT:
-            sent_gib = phase.driver_bytes / 2**30
-            lines.append(f"{phase.name} sends the driver {sent_gib:.1f} GiB: set spark.driver.maxResultSize above it")
+            sent_gb = phase.driver_bytes / 1e9
+            lines.append(f"{phase.name} sends the driver {sent_gb:.1f} GB: set spark.driver.maxResultSize above it")
         if phase.task_bytes > memory_a_task:
             lines.append(
-                f"a task of {phase.name} needs {phase.task_bytes / 2**30:.1f} GiB, but has {memory_a_task / 2**30:.1f}:"
+                f"a task of {phase.name} needs {phase.task_bytes / 1e9:.1f} GB, but has {memory_a_task / 1e9:.1f}:"
                 " give executors more memory, or fewer cores each"
             )
     if shape.clusters and shape.rows <= shape.clusters * shape.workers:

@@ -258,7 +258,7 @@ def main(argv: Sequence[str]) -> None:
             blocks=blocks,
             functions=functions,
         )
-        print(format_plan(plan(shape), measure_rates(), int(args.task_memory_gb * 2**30)))
+        print(format_plan(plan(shape), measure_rates(), int(args.task_memory_gb * 1e9)))
         return 0
 
     execute(run, interrupted="run it again")

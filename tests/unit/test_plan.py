@@ -45,7 +45,7 @@ def test_a_class_too_large_for_a_task_is_reported_before_a_run() -> None:
     assert [phase.tasks for phase in large.phases if phase.name == "blocks"] == [100]
     assert warnings(large, 2 << 30) == []
     (line,) = warnings(large, 400 << 20)
-    assert line.startswith("a task of blocks needs 0.5 GiB, but has 0.4")
+    assert line.startswith("a task of blocks needs 0.6 GB, but has 0.4: ")
 
 
 def test_hashing_is_planned_without_a_clustering() -> None:
@@ -95,6 +95,16 @@ def test_the_plan_has_the_components_of_the_strategy(
         assert ended.value.code == 0
         pages.append(capsys.readouterr().out)
     assert pages[0] == pages[1]
+
+
+def test_a_task_has_gigabytes_of_1000_megabytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pass the memory of a task on in the unit that shard uses."""
+    monkeypatch.setattr(plan_command, "measure_rates", lambda: plan_command.Rates(1e11, 3e10, 1e9, 5e8))
+    sizes: list[int] = []
+    monkeypatch.setattr(plan_command, "format_plan", lambda estimate, rates, size: sizes.append(size))
+    with pytest.raises(SystemExit):
+        main(["plan", "--rows", "50000", "--workers", "12", "--task-memory-gb", "1.5"])
+    assert sizes == [1_500_000_000]
 
 
 @pytest.mark.parametrize(
