@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pipeline.core import command_line
-from pipeline.core.errors import JobError, UsageError
+from pipeline.core.errors import DataError, JobError
 from pipeline.core.program import execute
 from pipeline.core.shardset.attempt import ATTEMPTS, Attempt, refuse_link, seems_alive
 from pipeline.core.shardset.commit import own_files, remove_leftovers, unlisted_files
@@ -46,10 +46,10 @@ class Leftovers(NamedTuple):
 def leftovers(store: Store, uri: str) -> Leftovers:
     """Return the files that killed runs have left in a folder, without writing anything.
 
-    Files of runs that may be running do not count. Raises UsageError if the folder does not exist."""
+    Files of runs that may be running do not count. Raises DataError if the folder does not exist."""
     uri = store.resolve(uri)
     if not store.exists(uri):
-        raise UsageError(f"{uri} does not exist; name the folder of a shard set")
+        raise DataError(f"{uri} does not exist; name the folder of a shard set")
     refuse_link(uri)
     committed = read_committed(store, uri)
     attempts = [entry for entry in store.list(f"{uri}/{ATTEMPTS}") if entry.is_dir]

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.core.errors import JobError, UsageError
+from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.seeds import Purpose, generator
 from tests.support.configs import make_config
 from tests.support.trainer_runs import ROOT, lines_of, until
@@ -368,7 +368,7 @@ def test_a_trace_gives_the_times_of_the_run_s_steps_again_and_again(tmp_path: Pa
     "text",
     [
         *["one-slow", "one-slow:0", "one-slow:x", "exponential:-1", "nope", "mixed:3", "lognormal:inf"],
-        *["trace", "trace:/nowhere", f"trace:{__file__}"],
+        "trace",
     ],
 )
 def test_a_profile_that_cannot_be_is_one_clear_line(text: str) -> None:
@@ -376,6 +376,12 @@ def test_a_profile_that_cannot_be_is_one_clear_line(text: str) -> None:
         parse_profile(text)
     assert "\n" not in str(refused.value)
     assert len(PROFILES) == 6
+
+
+@pytest.mark.parametrize("place", ["/nowhere", __file__])
+def test_a_trace_without_a_run_is_an_error_of_the_data(place: str) -> None:
+    with pytest.raises(DataError, match=f"{place} contains no run with pushes"):
+        parse_profile(f"trace:{place}")
 
 
 @pytest.mark.parametrize("text", ["worker@1+1", "worker:1@1", "server:0@1+1", "worker:1@1.2.3+1", ""])

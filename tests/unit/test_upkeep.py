@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import DataError, UsageError
 from pipeline.core.program import fail
 from pipeline.core.reporting.tables import two_column_table
 from pipeline.core.shardset import attempt as attempts
@@ -159,6 +159,11 @@ def test_clean_says_what_it_would_delete_and_deletes_it_when_told(tmp_path: Path
     assert whole(output) == "second"
     assert ended("clean", output) == 0
     assert "no leftovers" in capsys.readouterr().out
+
+
+def test_clean_of_no_folder_is_an_error_of_the_data(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nope does not exist; name the folder of a shard set"):
+        leftovers(Store(), f"{tmp_path}/nope")
 
 
 def test_clean_leaves_a_live_run_alone(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import DataError, UsageError
 from pipeline.core.seeds import Purpose, generator
 
 # Virtual cores of the nine machines of the thesis's cluster #C2. Step times are inversely proportional to them.
@@ -133,7 +133,7 @@ class Trace(Profile):
         with suppress(NotADirectoryError):
             if self._times:
                 return
-        raise UsageError(f"--profile {self.form}: {self.parameter} contains no run with pushes")
+        raise DataError(f"--profile {self.form}: {self.parameter} contains no run with pushes")
 
     @cached_property
     def _times(self) -> Mapping[int, npt.NDArray[np.float64]]:
@@ -158,7 +158,7 @@ PROFILES: dict[str, type[Profile]] = {
 
 
 def parse_profile(text: str) -> Profile:
-    """Parse a profile such as ``one-slow:4``. Raises UsageError."""
+    """Parse a profile such as ``one-slow:4``. Raises UsageError, and DataError for a trace without a run."""
     name, _, parameter = text.partition(":")
     if name not in PROFILES:
         forms = ", ".join(kind.form for kind in PROFILES.values())
