@@ -95,9 +95,9 @@ def parser() -> Parser:
     )
     group.add_argument(
         "--accuracy",
-        type=float,
-        metavar="FLOAT",
-        help=AdvancedHelp("target accuracy of --compare (default: the highest accuracy that all of them reach)"),
+        type=command_line.share,
+        metavar="SHARE",
+        help=AdvancedHelp("target accuracy of --compare, from 0 to 1 (default: the highest that all of them reach)"),
     )
     return result
 

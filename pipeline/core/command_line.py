@@ -153,8 +153,18 @@ def parser(prog: str, description: str | None, epilog: str) -> Parser:
         formatter_class=HelpFormatter,
     )
     # For every command: the line of an unforeseen error advises it.
-    result.add_argument("--debug", action="store_true", help=AdvancedHelp("show stack traces, and Spark's logs"))
+    result.add_argument(
+        "--debug", action="store_true", help=AdvancedHelp("show stack traces, and the logs of Spark where it runs")
+    )
     return result
+
+
+def share(text: str) -> float:
+    """Return a share of a whole, such as an accuracy, of its text. Raises ArgumentTypeError for a percentage."""
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"must be a share more than 0 and at most 1, such as 0.9, got {text}")
+    return value
 
 
 def seed(text: str) -> int:

@@ -178,7 +178,7 @@ def test_the_time_to_an_accuracy_is_that_of_an_evaluation(shards: Path, tmp_path
         reached = [event for event in evaluated[run["label"]] if accuracy_of(event) >= table["accuracy"]]
         assert run["to_accuracy"] == reached[0].seconds
         assert run["final_accuracy"] == evaluated[run["label"]][-1].accuracy
-    assert main([*argv, "--accuracy", "1.5"]) == 0
+    assert main([*argv, "--accuracy", "1"]) == 0
     table = json.loads((tmp_path / "comparison.json").read_text())
     assert [run["to_accuracy"] for run in table["runs"]] == [None] * 3
 
@@ -224,8 +224,12 @@ def test_without_gradients_no_loss_is_compared(tmp_path: Path) -> None:
         (["--compare", "asp,strategy-switch"], "--alpha auto reads the loss of evaluations, --compute none has none"),
         (["--compare", "asp,d-psgd:graph0"], "graph0"),
         (["--compare", "asp,k-bsp:9"], "--k 9 exceeds the number of workers"),
+        (["--compare", "asp", "--accuracy", "80"], "--accuracy: must be a share more than 0 .* got 80"),
         (["--accuracy", "0.5"], "--accuracy 0.5 is the target accuracy of --compare"),
-        (["--compare", "asp", "--accuracy", "nan"], "--accuracy must be a finite number"),
+        (
+            ["--compare", "asp", "--accuracy", "nan"],
+            "--accuracy: must be a share more than 0 and at most 1, such as 0.9, got nan",
+        ),
     ],
 )
 def test_a_comparison_that_cannot_be_leaves_nothing(tmp_path: Path, flags: list[str], line: str) -> None:

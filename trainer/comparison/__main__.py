@@ -52,9 +52,12 @@ def parser() -> Parser:
     """Return the parser of the command."""
     result = command_line.parser("sharding runs", "Compare training runs in a table and a figure.", EPILOG)
     result.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs, local, hdfs:// or s3://")
+    # Every time of the table is that to a goal which all runs reach, unless a flag sets it.
     reached = "to which times are measured (default: the best that all runs with any reach)"
     result.add_argument("--loss", type=float, metavar="FLOAT", help=f"training loss {reached}")
-    result.add_argument("--accuracy", type=float, metavar="FLOAT", help=f"evaluation accuracy {reached}")
+    result.add_argument(
+        "--accuracy", type=command_line.share, metavar="SHARE", help=f"evaluation accuracy, from 0 to 1, {reached}"
+    )
     result.add_argument(
         "--output",
         metavar="DIR",
@@ -67,8 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code. Raises UsageError and DataError."""
     args = command_line.parse(parser(), argv)
     require("trainer", "runs")
-    if not all(isfinite(goal) for goal in (args.loss, args.accuracy) if goal is not None):
-        raise UsageError("--loss and --accuracy must be finite numbers")
+    if args.loss is not None and not isfinite(args.loss):
+        raise UsageError(f"--loss must be a finite number, got {args.loss}")
     if len({str(place_of(run)) for run in args.runs}) < len(args.runs):
         raise UsageError("a run is given twice: name each folder once")
     folder = local_folder(args.output, "--output") if args.output else None
