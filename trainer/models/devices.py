@@ -60,8 +60,8 @@ def usual_torch() -> Iterator[None]:
         stack.enter_context(torch.enable_grad())
         for kind in ("cpu", "cuda"):
             stack.enter_context(torch.autocast(kind, enabled=False))
-        # As a context it would look at every call of torch.
-        if torch.get_default_device().type != "cpu":
+        # As a context it would look at every call of torch. torch.get_default_device() would import a module.
+        if torch.empty(0).device.type != "cpu":
             stack.enter_context(torch.device("cpu"))
         torch.set_default_dtype(torch.float32)
         try:
