@@ -124,7 +124,7 @@ def test_verify_finds_damage_by_size_and_deeply_by_content(
 def test_a_place_without_a_set_is_one_line(tmp_path: Path, capsys: Capture) -> None:
     assert ended("verify", tmp_path) == 3
     assert ended("inspect", tmp_path / "no") == 3
-    assert ended("clean", tmp_path / "no") == 2
+    assert ended("clean", tmp_path / "no") == 3
     assert capsys.readouterr().err.count("\n") == 3
 
 
