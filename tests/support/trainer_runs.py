@@ -70,9 +70,15 @@ class RunFolder:
         return hashlib.sha256((self.output / "model.safetensors").read_bytes()).hexdigest()
 
 
+def words_of(shards: Path | str, output: Path, *flags: object) -> list[str]:
+    """Return the words of a training command. A --shards among the flags replaces ``shards``, which it would add to."""
+    places = () if "--shards" in flags else ("--shards", shards)
+    return [*map(str, (*places, "--output", output, *flags))]
+
+
 def train_here(shards: Path | str, output: Path, *flags: object) -> RunFolder:
     """A run to its end, with this process as its supervisor: all of a test process's share one that has loaded torch."""
-    assert main(["--shards", str(shards), "--output", str(output), *map(str, flags)]) == 0
+    assert main(words_of(shards, output, *flags)) == 0
     return RunFolder(output)
 
 
@@ -83,9 +89,8 @@ class Training(RunFolder):
         """inside: a command that runs another, such as in a network of its own."""
         super().__init__(output)
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (not beside the output: a test may fill that disk)
-        command = [*inside, sys.executable, "-m", "trainer", "--shards", str(shards), "--output", str(output)]
         self.process = subprocess.Popen(
-            [*command, *map(str, flags)],
+            [*inside, sys.executable, "-m", "trainer", *words_of(shards, output, *flags)],
             cwd=ROOT,
             stdout=self._said,
             stderr=subprocess.STDOUT,

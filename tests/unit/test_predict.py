@@ -34,6 +34,7 @@ from trainer.inference.classifier import Classifier
 from trainer.inference.options import PredictOptions
 from trainer.inference.predict import METADATA_KEY, predict
 from trainer.models import model_from_json
+from trainer.models.devices import usual_torch
 from trainer.models.linear import Logistic
 from trainer.models.metadata import ModelMetadata
 from trainer.models.resnet import ResNet20
@@ -99,6 +100,7 @@ def set_torch(kind: str) -> Iterator[None]:
         "inference": torch.inference_mode(),
         "device": torch.device("meta"),
         "float64": nullcontext(),
+        "nothing": nullcontext(),
     }
     torch.set_default_dtype(torch.float64 if kind == "float64" else torch.float32)
     try:
@@ -117,6 +119,20 @@ def test_the_callers_torch_changes_no_run(kind: str, run: Result, shards: Path, 
     assert isinstance(same, Result)
     assert {(each.dtype, each.device.type) for each in classifier.parameters()} == {(torch.float32, "cpu")}
     classifier(torch.from_numpy(EVAL_ROWS.images_NCHW[:4])).sum().backward()
+
+
+@pytest.mark.parametrize("kind", ["nothing", "autocast"])
+def test_autocast_inside_uses_the_weights_of_each_step(kind: str) -> None:
+    """Autocast keeps the weights that it has cast until the outermost of its blocks ends."""
+    weights = torch.ones(4, 4, requires_grad=True)
+    sums = []
+    with set_torch(kind), usual_torch():
+        for _ in range(3):
+            with torch.autocast("cpu", torch.bfloat16):
+                sums.append(torch.nn.functional.linear(torch.ones(1, 4), weights).sum().item())
+            with torch.no_grad():
+                weights += 1
+    assert sums == [16, 32, 48]
 
 
 def test_a_model_file_is_enough_to_load_a_model(run: Result, tmp_path: Path) -> None:

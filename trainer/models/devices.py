@@ -59,7 +59,9 @@ def usual_torch() -> Iterator[None]:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         for kind in ("cpu", "cuda"):
-            stack.enter_context(torch.autocast(kind, enabled=False))
+            # The weights that a step casts would stay in the cache of this outer block, for all later steps.
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False, cache_enabled=False))
         # As a context it would look at every call of torch. torch.get_default_device() would import a module.
         if torch.empty(0).device.type != "cpu":
             stack.enter_context(torch.device("cpu"))

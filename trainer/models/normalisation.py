@@ -17,7 +17,6 @@ class _OneValue(Exception):
     """The error of a layer whose input has a single value per channel, which has no variance."""
 
 
-@torch.no_grad()
 def normalises(model: nn.Module, shape: tuple[int, int, int], examples: int) -> bool:
     """Return whether the BatchNorm layers of a model can train on ``examples`` images; True without such layers.
 
@@ -29,7 +28,7 @@ def normalises(model: nn.Module, shape: tuple[int, int, int], examples: int) -> 
     for module in trial.modules():
         if isinstance(module, _BatchNorm):
             module.register_forward_pre_hook(_refuse_one_value)
-    with preserve_generator(), suppress(Exception):
+    with preserve_generator(), torch.no_grad(), suppress(Exception):
         try:
             trial(torch.zeros(examples, *shape))
         except _OneValue:

@@ -8,8 +8,6 @@ import inspect
 import os
 import sys
 from dataclasses import dataclass
-from importlib.machinery import PathFinder
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import UsageError
@@ -80,9 +78,11 @@ def load_function(flag: str, reference: str) -> Any:
 
 def _import(flag: str, reference: str, module_name: str) -> Any:
     """Import a module of the current folder or an installed one. Raises UsageError if it cannot be imported."""
-    folder = _put_first(os.getcwd())
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
-        return _import_anew(module_name, folder)
+        return importlib.import_module(module_name)
     except USER_ERRORS as error:
         reason = f"the import of {module_name} fails: {describe_error(error)}"
         # A module that is there may import one that is not.
@@ -92,51 +92,6 @@ def _import(flag: str, reference: str, module_name: str) -> Any:
                 " run from the folder that contains it"
             )
         raise UsageError(f"{flag} {reference}: {reason}") from error
-
-
-_added: list[str] = []  # the folder that imports begin with, if it is not one of the program's own
-
-
-def _put_first(folder: str) -> str:
-    """Have imports begin with the current folder, in place of an earlier one, unless the program's path has it."""
-    if [folder] != _added:
-        sys.path[:] = [each for each in sys.path if each not in _added]
-        _added.clear()
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-        _added.append(folder)
-    return folder
-
-
-_imported: dict[str, tuple[str, bytes]] = {}  # the modules of users: the path of each file, and its content when it ran
-
-
-def _import_anew(module_name: str, folder: str) -> Any:
-    """Import a user's module as a new process would, whose file has changed or lies in another folder by now.
-
-    In a notebook, the processes of ``train`` read the file that is there, and the kernel must compute with the same one.
-    Modules that this one imports are not looked at."""
-    path, content = _imported.get(module_name, ("", b""))
-    if path and module_name in sys.modules:
-        importlib.invalidate_caches()
-        nearest = PathFinder.find_spec(module_name, [folder])
-        if nearest is not None and nearest.origin not in (None, path):
-            del sys.modules[module_name]
-        elif _content(path) != content:
-            importlib.reload(sys.modules[module_name])  # the module that the notebook has imported changes with it
-    module = importlib.import_module(module_name)
-    file = getattr(module, "__file__", None)
-    if file is not None:
-        _imported[module_name] = (file, _content(file))
-    return module
-
-
-def _content(path: str) -> bytes:
-    """Return the content of a module's file; nothing if it lies in a zip, or is gone."""
-    try:
-        return Path(path).read_bytes()
-    except OSError:
-        return b""
 
 
 def describe_error(error: BaseException) -> str:

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from pipeline.core.errors import UsageError
 from trainer.coordination.parameter_slice import ParameterSlice, Vector
+from trainer.models.devices import usual_torch
 from trainer.models.own import USER_ERRORS, describe_error, load_function
 
 FLAG = "--optimiser"
@@ -86,7 +87,6 @@ class TorchSlice(ParameterSlice):
 
 def slots_of(reference: str) -> int:
     """Return the elements of state per parameter, at least 1. Raises UsageError."""
-    probe.cache_clear()  # in a notebook, the module may have changed since the last run
     return max(1, len(probe(reference).arrays))
 
 
@@ -96,6 +96,12 @@ def probe(reference: str) -> StateLayout:
 
     Raises UsageError if it is no optimiser, does not treat every element alone, or has a state that no checkpoint can
     hold."""
+    with usual_torch():
+        return _probe(reference)
+
+
+def _probe(reference: str) -> StateLayout:
+    """Return the layout, by steps of the optimiser as a whole and in two halves."""
     whole = _run(reference, slice(0, 4))
     halves = [_run(reference, span)[0] for span in (slice(0, 2), slice(2, 4))]
     values, optimiser = whole

@@ -127,7 +127,7 @@ class Store:
         """Return the entries of folders of one store, as ``list`` does, by folder.
 
         Many folders of a remote store are listed at once, because a call mostly waits for its answer. In an object store,
-        one listing of their common parent replaces them if it takes no longer."""
+        one listing of their common parent replaces them if the objects below it are few enough."""
         folders = list(dict.fromkeys(uris))
         if len(folders) < 2 or not is_remote(folders[0]):
             return {folder: self.list(folder) for folder in folders}

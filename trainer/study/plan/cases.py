@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.core import command_line
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import DataError, UsageError
 from pipeline.core.specs import from_flags
 from trainer import simulate
 from trainer.config import Config
@@ -388,11 +388,11 @@ def _check_cell(plan: StudyPlan, cell: Cell) -> None:
 
 @contextmanager
 def _errors_at(place: str) -> Iterator[None]:
-    """Prefix the message of a UsageError with a place in the plan."""
+    """Prefix the message of a UsageError or DataError with a place in the plan."""
     try:
         yield
-    except UsageError as error:
-        raise UsageError(f"{place}: {error}") from None
+    except (UsageError, DataError) as error:
+        raise type(error)(f"{place}: {error}") from None
 
 
 def _place(table: str, name: str) -> str:

@@ -48,7 +48,7 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import DataError, UsageError
 from trainer.study.plan.grids import expand_grids
 
 Axis = Literal["sharding", "protocol", "model", "variant"]
@@ -235,7 +235,7 @@ class StudyPlan:
 
 
 def read_plan(path: Path) -> StudyPlan:
-    """Read the plan of a TOML file. Raises UsageError with file, key and value."""
+    """Read the plan of a TOML file. Raises UsageError with file, key and value, and DataError for a missing trace."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -244,8 +244,8 @@ def read_plan(path: Path) -> StudyPlan:
         raise UsageError(f"the plan {path} cannot be read: {error}") from None
     try:
         return plan_of(values, default_title=path.stem)
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from None
+    except (UsageError, DataError) as error:
+        raise type(error)(f"{path}: {error}") from None
 
 
 def plan_of(values: Table, *, default_title: str = "") -> StudyPlan:
