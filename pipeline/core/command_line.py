@@ -160,7 +160,7 @@ def parser(prog: str, description: str | None, epilog: str) -> Parser:
 
 
 def share(text: str) -> float:
-    """Return a share of a whole, such as an accuracy, of its text. Raises ArgumentTypeError for a percentage."""
+    """Parse a share of a whole, such as the value of --accuracy."""
     value = float(text)
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"must be a share more than 0 and at most 1, such as 0.9, got {text}")

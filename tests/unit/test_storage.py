@@ -506,7 +506,7 @@ def test_many_remote_folders_are_listed_at_once(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(("more", "listings"), [(0, 0), (3000, 4 * REMOTE_CALLS)])
 def test_many_folders_of_objects_are_one_listing(more: int, listings: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where many other objects stand beside them, each folder has a listing of its own. more: their number."""
+    """List each folder by itself only where many other objects stand beside them. more: their number."""
     monkeypatch.setattr(objects, "client_of", lambda root, conf: (MemoryStore(), "memory"))
     bucket = f"s3://many-{more}"
     files = STORE.files(bucket)

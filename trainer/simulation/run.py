@@ -265,8 +265,10 @@ def _run(
         log_start(config, planned, folders, simulated.to_json())
         with interruptible(watcher):
             engine.run()
-        with _keyboard_interrupts():
+        try:
             watcher.evaluate(engine)
+        except KeyboardInterrupt:  # checkpoints are whole at any time
+            raise RunInterruptedError from None
         status = engine.status()
         if status.diverged:
             raise DivergenceError(f"the run diverged: {status.diverged} (see {folders.home})")
@@ -291,15 +293,6 @@ def _run(
         result = conclude(WorkFolder(folders), options, engine.status(), cause, failure)
         CLOCK.reset(token)
     return result
-
-
-@contextmanager
-def _keyboard_interrupts() -> Iterator[None]:
-    """Raise RunInterruptedError after Ctrl-C: the checkpoints of the block are whole at any time."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise RunInterruptedError from None
 
 
 def _evaluator(context: RunContext, folders: Folders) -> Evaluator:
