@@ -13,6 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import pipeline
+import trainer
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.runs.api import _errors_in_one_line
 from pipeline.strategies.stratified import Stratified
@@ -40,7 +41,7 @@ def test_a_session_shards_reshards_and_opens_what_it_committed(
     assert (again.fresh, digests(again)) == (False, digests(first))
 
     options: dict[str, Any] = {"num_workers": 3, "report": False, "quiet": True}
-    moved = pipeline.reshard(spark, input=str(tmp_path / "a"), output=str(tmp_path / "b"), **options)
+    moved = pipeline.reshard(spark, input=tmp_path / "a", output=str(tmp_path / "b"), **options)
     assert moved.report is None
     assert not (tmp_path / "b" / "report.html").exists()
     opened = pipeline.open_shards(str(tmp_path / "b"), spark)
@@ -102,5 +103,6 @@ def test_an_error_after_an_interrupt_stays_one_of_py4j() -> None:
 
 def test_the_package_shows_its_public_names_and_no_others() -> None:
     assert {"shard", "reshard", "open_shards", "ShardSet", "ShardingResult", "__version__"} <= set(dir(pipeline))
+    assert {"Config", "load", "torch_dataset", "train"} <= set(dir(trainer))
     with pytest.raises(AttributeError, match="has no attribute 'shards'"):
         pipeline.shards  # noqa: B018

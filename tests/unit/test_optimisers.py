@@ -187,6 +187,15 @@ def test_an_optimiser_that_servers_cannot_hold_is_refused(tmp_path: Path, name: 
     assert not (tmp_path / "run" / "result.json").exists()
 
 
+def test_a_default_type_of_the_caller_changes_no_state() -> None:
+    probe.cache_clear()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert probe(f"{OWN}adam").arrays == ("exp_avg", "exp_avg_sq")
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_the_state_of_torchs_optimisers_is_known() -> None:
     arrays = {name: probe(f"{OWN}{name}").arrays for name in ("adam", "adamw", "nesterov", "rmsprop", "plain")}
     assert arrays == {
