@@ -476,6 +476,14 @@ def test_a_table_that_no_command_takes_is_one_line(tables: dict[str, Any], said:
     assert said in str(raised.value)
 
 
+def test_a_trace_without_a_run_is_named_with_its_cell(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    assert ended("sample", "--to", str(data), "--rows", "400", "--test-rows", "40") == 0
+    plan = make_plan(datasets={"made-up": {"input": str(data)}}, virtual={"profile": f"trace:{tmp_path / 'none'}"})
+    with pytest.raises(DataError, match=r"^made-up/random/cnn/asp.*: --profile trace:RUN: .* contains no run"):
+        check_plan(plan)
+
+
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
